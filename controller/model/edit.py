@@ -1,0 +1,200 @@
+"""Edits: a set of changed records, never a rewritten whole.
+
+A `Draft` is a private overlay over one document; it collects changes and the events that explain them and gives an
+`Edit`. Nothing is shared with the document, so a draft that is thrown away changed nothing. `apply_edit` is the only
+way from one document to the next; every store uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Generic, TypeVar
+
+from msgspec import UNSET, Raw, Struct, UnsetType, structs
+
+from controller.model.reason import Reason
+from controller.model.records import (
+    MAX_TROUBLES,
+    Counters,
+    Disowned,
+    Document,
+    Event,
+    PendingAction,
+    Provider,
+    Queue,
+    Run,
+    Slot,
+    Tombstone,
+    Trouble,
+    Worker,
+)
+
+K = TypeVar("K", bound=str | int)
+V = TypeVar("V")
+
+
+class Edit(Struct, frozen=True):
+    """Changed records by section (None: removed), new header values (None: unchanged), and the events, without
+    revision.
+    """
+
+    runs: Mapping[str, Run | None]
+    workers: Mapping[int, Worker | None]
+    pending_actions: Mapping[int, PendingAction | None]
+    slots: Mapping[int, Slot | None]
+    queues: Mapping[str, Queue | None]
+    providers: Mapping[str, Provider | None]
+    finished: Mapping[str, Tombstone | None]
+    disowned: Mapping[str, Disowned | None]
+    troubles: tuple[Trouble, ...]
+    counters: Counters | None
+    draining: bool | None
+    events: tuple[Event, ...]
+
+    @property
+    def empty(self) -> bool:
+        return not self.events
+
+
+class Table(Generic[K, V]):
+    """One section seen through a draft: reads fall through to the document, writes stay here."""
+
+    def __init__(self, base: Mapping[K, V]) -> None:
+        self._base = base
+        self.changes: dict[K, V | None] = {}
+
+    def get(self, key: K) -> V | None:
+        if key in self.changes:
+            return self.changes[key]
+        return self._base.get(key)
+
+    def put(self, key: K, record: V) -> None:
+        self.changes[key] = record
+
+    def remove(self, key: K) -> None:
+        if key in self._base:
+            self.changes[key] = None
+        else:
+            self.changes.pop(key, None)
+
+    def __contains__(self, key: K) -> bool:
+        return self.get(key) is not None
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Records of the base in its order, as changed, then new ones in the order they were put."""
+        for key, base in self._base.items():
+            record = self.changes.get(key, base)
+            if record is not None:
+                yield key, record
+        for key, new in list(self.changes.items()):
+            if new is not None and key not in self._base:
+                yield key, new
+
+
+class Draft:
+    """An edit in the making over *document*. `now` is UTC ms and `command` what history shall say did it."""
+
+    def __init__(self, document: Document, *, now: int, command: str) -> None:
+        self.document = document
+        self.now = now
+        self.command = command
+        self.runs: Table[str, Run] = Table(document.runs)
+        self.workers: Table[int, Worker] = Table(document.workers)
+        self.pending: Table[int, PendingAction] = Table(document.pending_actions)
+        self.slots: Table[int, Slot] = Table(document.slots)
+        self.queues: Table[str, Queue] = Table(document.queues)
+        self.providers: Table[str, Provider] = Table(document.providers)
+        self.finished: Table[str, Tombstone] = Table(document.finished)
+        self.disowned: Table[str, Disowned] = Table(document.disowned)
+        self.counters = document.counters
+        self.draining = document.draining
+        self._troubles: list[Trouble] = []
+        self._events: list[Event] = []
+
+    def slot(self, number: int) -> Slot:
+        return self.slots.get(number) or Slot()
+
+    def count(self, name: str) -> int:
+        """Raise one counter by one and return it."""
+        value: int = getattr(self.counters, name) + 1
+        self.counters = structs.replace(self.counters, **{name: value})
+        return value
+
+    def event(
+        self,
+        subject: str,
+        event: str,
+        from_: str | None = None,
+        to: str | None = None,
+        *,
+        reason: Reason | None = None,
+        token: int | None = None,
+        key: str | None = None,
+        step: str | None = None,
+        detail: str | None = None,
+        action: Raw | UnsetType = UNSET,
+    ) -> None:
+        """Record one transition. Its revision and number are given by the commit."""
+        self._events.append(
+            Event(0, 0, self.now, self.command, subject, event, from_, to, reason, token, key, step, detail, action)
+        )
+
+    def trouble(self, reason: Reason, what: str, *, slot: int | None = None, key: str = "") -> None:
+        """Note a trouble (the document keeps the last 20) and the event that says so."""
+        self._troubles.append(Trouble(self.now, reason, what, slot, key))
+        subject = "fleet" if slot is None else f"slot:{slot}"
+        self.event(subject, "trouble", reason=reason, key=key or None, detail=what)
+
+    def edit(self) -> Edit:
+        """The edit so far. Every slot whose worker or pending action changed is marked as changed by this revision."""
+        revision = self.document.revision + 1
+        slots = dict(self.slots.changes)
+        for number in (*self.workers.changes, *self.pending.changes):
+            slots[number] = structs.replace(slots.get(number) or self.slot(number), changed=revision)
+        return Edit(
+            runs=dict(self.runs.changes),
+            workers=dict(self.workers.changes),
+            pending_actions=dict(self.pending.changes),
+            slots=slots,
+            queues=dict(self.queues.changes),
+            providers=dict(self.providers.changes),
+            finished=dict(self.finished.changes),
+            disowned=dict(self.disowned.changes),
+            troubles=tuple(self._troubles),
+            counters=None if self.counters == self.document.counters else self.counters,
+            draining=None if self.draining == self.document.draining else self.draining,
+            events=tuple(self._events),
+        )
+
+
+def apply_edit(document: Document, edit: Edit) -> Document:
+    """The next document: revision + 1, carrying the edit's events numbered from 1. *document* is left as it is."""
+    revision = document.revision + 1
+    return structs.replace(
+        document,
+        revision=revision,
+        counters=edit.counters or document.counters,
+        draining=document.draining if edit.draining is None else edit.draining,
+        events=tuple(structs.replace(event, revision=revision, n=n) for n, event in enumerate(edit.events, 1)),
+        runs=_merged(document.runs, edit.runs),
+        workers=_merged(document.workers, edit.workers),
+        pending_actions=_merged(document.pending_actions, edit.pending_actions),
+        slots=_merged(document.slots, edit.slots),
+        queues=_merged(document.queues, edit.queues),
+        providers=_merged(document.providers, edit.providers),
+        finished=_merged(document.finished, edit.finished),
+        disowned=_merged(document.disowned, edit.disowned),
+        troubles=(*document.troubles, *edit.troubles)[-MAX_TROUBLES:],
+    )
+
+
+def _merged(base: Mapping[K, V], changes: Mapping[K, V | None]) -> Mapping[K, V]:
+    if not changes:
+        return base
+    merged = dict(base)
+    for key, record in changes.items():
+        if record is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = record
+    return merged

@@ -1,0 +1,231 @@
+"""Every exception that `controller` raises on purpose: one tree, matched by type and never by text.
+
+ControllerError                      1  a bug, unless a subclass says otherwise
++-- UsageFault                       2  what was typed or configured cannot be meant
++-- Refusal                          3  a typed "no": nothing changed
+|   +-- LockReentered                   this thread already holds the document
+|   +-- LockLost                        the lock is no longer ours; nothing was written
+|   +-- LockUnusable                    the lock cannot be taken, and not because somebody holds it
+|   +-- NotOurs                         the state directory belongs to somebody else
+|   +-- FenceBroken                     the document was not loaded inside this hold
+|   +-- RevisionMoved                   the document on disk is not the loaded one
+|   +-- ScopeExceeded                   the edit touches what its caller may not touch
+|   +-- InvariantBroken                 the edit would introduce a violation
+|   +-- EditedOutside                   somebody else wrote these bytes
+|   +-- HistoryAhead                    history knows a later revision than the document
+|   +-- AlreadyThere                    init over something that exists
+|   +-- SlotTaken                       the slot has a pending action already
+|   +-- TransitionRefused               a machine said no
+|   +-- Conflict                        the same id with other content; a run still held; a changed provider
++-- NotFound                         4  no such run or slot
++-- Busy                             6
+|   +-- LockBusy                        somebody holds the document lock
+|   +-- SlotBusy                        somebody holds the slot, or its provider process lives
++-- DocumentFault                    7
+|   +-- DocumentMissing                 there is none; that does not mean new
+|   +-- DocumentCorrupt                 not a document, or not one that obeys its format
+|   +-- DocumentForeign                 written by another schema than this program reads
+|   +-- BrokenAction                    bytes that are no action, or not the one their key names
++-- NotDurable                       8
+|   +-- StorageFailed                   could not be written; the old revision stands
+|   +-- DurabilityFailed                may or may not have happened: reload
+|   +-- HistoryBehind                   the last commit's events could not be appended yet
++-- SlotUnproven                     5  nothing can prove whether an earlier provider call of the slot has ended
++-- ProviderFailed                   5  the provider did not answer a question (looks only; sends have outcomes)
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ControllerError(Exception):
+    """Base of the tree. `what` happened, `where`, and what to do `next`: each one line of plain text."""
+
+    code: ClassVar[str] = "internal"
+    exit: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, where: str = "", next: str = "") -> None:  # noqa: A002 - the word users see
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.next = next
+
+
+class StrictError(ControllerError):
+    """Bytes that are not strict JSON (`model.strict`). `offset` counts bytes from 0, `line` from 1.
+
+    Whoever read the bytes maps it: a document to DocumentCorrupt, a reply to an unknown outcome.
+    """
+
+    code = "not_strict_json"
+
+    def __init__(self, what: str, *, where: str, offset: int, line: int) -> None:
+        super().__init__(f"{what} (line {line}, offset {offset})", where=where)
+        self.problem = what
+        self.offset = offset
+        self.line = line
+
+
+class UsageFault(ControllerError):
+    code = "usage"
+    exit = 2
+
+
+class Refusal(ControllerError):
+    """Nothing changed: neither document nor history."""
+
+    code = "refused"
+    exit = 3
+
+
+class LockReentered(Refusal):
+    code = "lock_reentered"
+
+
+class LockLost(Refusal):
+    code = "lock_lost"
+
+
+class LockUnusable(Refusal):
+    code = "lock_unusable"
+
+
+class NotOurs(Refusal):
+    code = "not_ours"
+
+
+class FenceBroken(Refusal):
+    code = "fence_broken"
+
+
+class RevisionMoved(Refusal):
+    """The document on disk is not the one that was loaded. Same revision on both sides: the content differs."""
+
+    code = "revision_moved"
+
+    def __init__(self, loaded: int, found: int | None, *, where: str = "") -> None:
+        super().__init__(
+            f"the document moved while it was held: loaded revision {loaded}, found "
+            + ("none" if found is None else f"{found}" + (" with other content" if found == loaded else "")),
+            where=where,
+            next="nothing was written; run the command again",
+        )
+        self.loaded = loaded
+        self.found = found
+
+
+class ScopeExceeded(Refusal):
+    code = "scope_exceeded"
+
+
+class InvariantBroken(Refusal):
+    code = "invariant_broken"
+
+
+class EditedOutside(Refusal):
+    code = "edited_outside"
+
+
+class HistoryAhead(Refusal):
+    code = "history_ahead"
+
+
+class AlreadyThere(Refusal):
+    code = "already_there"
+
+
+class SlotTaken(Refusal):
+    code = "slot_taken"
+
+
+class TransitionRefused(Refusal):
+    """A machine refused an event. `why` is the refusal's code, such as `illegal_transition` or `stale_lease`."""
+
+    code = "transition_refused"
+
+    def __init__(self, what: str, *, why: str, where: str = "", next: str = "") -> None:  # noqa: A002 - as above
+        super().__init__(what, where=where, next=next)
+        self.why = why
+
+
+class Conflict(Refusal):
+    code = "conflict"
+
+
+class NotFound(ControllerError):
+    code = "not_found"
+    exit = 4
+
+
+class ProviderFailed(ControllerError):
+    """A question to the provider (`describe`, `inventory`, `wait`) got no usable answer; no slot changed."""
+
+    code = "provider_failed"
+    exit = 5
+
+
+class SlotUnproven(ControllerError):
+    """Waiting does not help, so this is not busy: somebody has to say what became of an earlier provider process."""
+
+    code = "slot_unproven"
+    exit = 5
+
+
+class Busy(ControllerError):
+    code = "busy"
+    exit = 6
+
+
+class LockBusy(Busy):
+    """The document lock stayed held until the deadline. `holder` is what its holder wrote about itself."""
+
+    code = "lock_busy"
+
+
+class SlotBusy(Busy):
+    code = "slot_busy"
+
+
+class DocumentFault(ControllerError):
+    code = "document"
+    exit = 7
+
+
+class DocumentMissing(DocumentFault):
+    code = "document_missing"
+
+
+class DocumentCorrupt(DocumentFault):
+    code = "document_corrupt"
+
+
+class DocumentForeign(DocumentFault):
+    code = "document_foreign"
+
+
+class BrokenAction(DocumentFault):
+    """These bytes are not an action, or not the one that their key names: they are never sent."""
+
+    code = "broken_action"
+
+
+class NotDurable(ControllerError):
+    code = "not_durable"
+    exit = 8
+
+
+class StorageFailed(NotDurable):
+    """Writing failed before the rename: the old revision stands and no temporary file is left."""
+
+    code = "storage_failed"
+
+
+class DurabilityFailed(NotDurable):
+    """Syncing failed after the rename: the commit may or may not survive a power cut. Reload; send nothing."""
+
+    code = "durability_failed"
+
+
+class HistoryBehind(NotDurable):
+    code = "history_behind"

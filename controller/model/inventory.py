@@ -1,0 +1,78 @@
+"""What a provider reports: workers, their steps, and a whole look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from msgspec import Struct
+
+from controller.model.records import Resource
+
+
+class Seen(StrEnum):
+    """A worker's state as its provider sees it. `dark`: its compute is off, its data is kept."""
+
+    CREATING = "creating"
+    READY = "ready"
+    DARK = "dark"
+    GONE = "gone"
+
+
+class StepSeen(StrEnum):
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+class SeenStep(Struct, frozen=True):
+    """A step under the key of the execute that started it. Exited with neither code nor signal: how is unknowable.
+
+    `timed_out`: the worker ended it at its own deadline. `reason`: a few words for people, such as why it never
+    started.
+    """
+
+    idempotency_key: str
+    state: StepSeen
+    exit_code: int | None = None
+    signal: int | None = None
+    timed_out: bool = False
+    started: bool = True
+    reason: str = ""
+    ended_at: int | None = None
+
+
+class SeenWorker(Struct, frozen=True):
+    slot: int
+    lineage: str
+    assignment: str
+    generation: int
+    id: str
+    state: Seen
+    resources: Mapping[str, Resource] = {}
+    steps: tuple[SeenStep, ...] = ()
+
+
+class Inventory(Struct, frozen=True):
+    """One answer. `complete` false: it says nothing about what it does not list.
+
+    `unreadable`: slots of which it says nothing, though complete: one damaged worker must not hide the others.
+    `troubles`: what people should know of it.
+    """
+
+    complete: bool
+    workers: tuple[SeenWorker, ...]
+    unreadable: tuple[int, ...] = ()
+    troubles: tuple[str, ...] = ()
+
+
+class Look(Struct, frozen=True):
+    """An inventory and the document revision read before it was asked for; `began_at`, `ended_at` in UTC ms."""
+
+    revision: int
+    began_at: int
+    ended_at: int
+    inventory: Inventory
+
+    @property
+    def complete(self) -> bool:
+        return self.inventory.complete

@@ -1,0 +1,221 @@
+"""Reason codes: the closed catalogue of why something is as it is. Matched by member, never by text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+
+class Reason(StrEnum):
+    """The closed catalogue. Each member is explained in `EXPLAINED`."""
+
+    # deferrals
+    CONCURRENCY = "concurrency"
+    RETRY_BACKOFF = "retry_backoff"
+    RECONCILED_AFTER_CRASH = "reconciled_after_crash"
+    REQUEUED_AFTER_SHUTDOWN = "requeued_after_shutdown"
+    CREATE_REFUSED = "create_refused"
+    SUBMITTED_FOR_LATER = "submitted_for_later"
+    # ends of steps and runs
+    COMPLETED = "completed"
+    EXIT_CODE = "exit_code"
+    KILLED_BY_SIGNAL = "killed_by_signal"
+    TIMED_OUT = "timed_out"
+    NOT_STARTED = "not_started"
+    END_UNKNOWN = "end_unknown"
+    STEP_FAILED = "step_failed"
+    UPSTREAM_FAILED = "upstream_failed"
+    ATTEMPTS_EXHAUSTED = "attempts_exhausted"
+    CRASHES_EXHAUSTED = "crashes_exhausted"
+    WITHDRAWN = "withdrawn"
+    CANCELLED = "cancelled"
+    WORKER_LOST = "worker_lost"
+    OPERATOR_RETRY = "operator_retry"
+    # outcomes of sends
+    DONE = "done"
+    PENDING = "pending"
+    REJECTED = "rejected"
+    NOT_SENT = "not_sent"
+    UNKNOWN = "unknown"
+    IDENTITY_REFUSED = "identity_refused"
+    ALREADY_GONE = "already_gone"
+    PROVEN_ABSENT = "proven_absent"
+    KEY_EXPIRED = "key_expired"
+    # workers and slots
+    IDLE = "idle"
+    DRAINING = "draining"
+    REUSED = "reused"
+    RUN_ENDED = "run_ended"
+    SEEN_GONE = "seen_gone"
+    SEEN_DARK = "seen_dark"
+    APPLY_FAILED = "apply_failed"
+    LOOK_FAILED = "look_failed"
+
+
+class Explained(Struct, frozen=True):
+    """How a reason reads: `text` in a line of status, `why` what led to it, `next` what a person does about it."""
+
+    text: str
+    why: str
+    next: str
+
+
+_WAIT: Final = "Nothing to do: it goes on by itself."
+_AGAIN: Final = "`controller retry RUN` repeats the same command; for another: `controller submit --id NEW -- ...`."
+"""A run keeps its command for ever: nothing can be mended in it but the world that it finds."""
+_LOGS: Final = f"Read `controller logs RUN`. {_AGAIN}"
+
+EXPLAINED: Final[Mapping[Reason, Explained]] = {
+    Reason.CONCURRENCY: Explained(
+        "waits for its concurrency key",
+        "As many runs of this key are active as its limit allows.",
+        "Nothing to do: it is claimable in the commit that ends one of them.",
+    ),
+    Reason.RETRY_BACKOFF: Explained(
+        "waits before its next life",
+        "A life failed and the failure budget is not spent, so it is tried again after a backoff.",
+        "Wait: it is tried again by itself. Its last error says what failed.",
+    ),
+    Reason.RECONCILED_AFTER_CRASH: Explained(
+        "queued again after its holder was lost",
+        "Its worker is proven gone; the crash budget is not spent.",
+        _WAIT,
+    ),
+    Reason.REQUEUED_AFTER_SHUTDOWN: Explained(
+        "given back by its holder",
+        "Its holder shut down in order and gave the run back; that spends no budget.",
+        _WAIT,
+    ),
+    Reason.CREATE_REFUSED: Explained(
+        "waits because its worker was refused",
+        "The provider refused the worker that was to be made for this run, or that worker was proven absent.",
+        "Wait, or change what its last error names, such as a quota or a setting.",
+    ),
+    Reason.SUBMITTED_FOR_LATER: Explained(
+        "submitted for later", "It was submitted with a time before which it is not due.", _WAIT
+    ),
+    Reason.COMPLETED: Explained("completed", "Every step ended well.", "Nothing to do."),
+    Reason.EXIT_CODE: Explained("exited with a code other than 0", "The command itself said that it failed.", _LOGS),
+    Reason.KILLED_BY_SIGNAL: Explained(
+        "killed by a signal", "A signal that was not ours ended the command: memory ran out, or someone sent it.", _LOGS
+    ),
+    Reason.TIMED_OUT: Explained(
+        "ran into its timeout",
+        "The command ran longer than its timeout; the worker ended its process group.",
+        "Raise --timeout in a new submit: `controller submit --id NEW --timeout 2h -- ...`.",
+    ),
+    Reason.NOT_STARTED: Explained(
+        "could not be started",
+        "The command was not found or not executable, or its interpreter or directory is missing.",
+        f"Check the path; with `--cwd .` a new submit runs where you are. {_AGAIN}",
+    ),
+    Reason.END_UNKNOWN: Explained(
+        "ended nobody knows how",
+        "The worker lost sight of the command, so its exit code was never seen. Unknown is never taken for success.",
+        "Find out what it did, then `controller retry RUN` if doing it again is safe.",
+    ),
+    Reason.STEP_FAILED: Explained("a step failed", "At least one step failed for good.", _LOGS),
+    Reason.UPSTREAM_FAILED: Explained(
+        "skipped: a step that it needs did not succeed",
+        "A step that it needs failed, was skipped or was cancelled.",
+        "See why that step ended so; `controller retry RUN` runs this one again too.",
+    ),
+    Reason.ATTEMPTS_EXHAUSTED: Explained(
+        "failed as often as it may", "The last life that `--attempts` allows has failed.", _LOGS
+    ),
+    Reason.CRASHES_EXHAUSTED: Explained(
+        "lost its holder as often as it may",
+        "Its worker was lost as often as its crash budget allows; the run itself may be what kills its workers.",
+        "Look at the lost workers with `controller history RUN`, then `controller retry RUN`.",
+    ),
+    Reason.WITHDRAWN: Explained(
+        "withdrawn",
+        "It was taken back before any worker took it.",
+        "Nothing to do; `controller retry RUN` queues it again.",
+    ),
+    Reason.CANCELLED: Explained(
+        "cancelled", "Somebody requested it.", "Nothing to do; `controller retry RUN` queues it again."
+    ),
+    Reason.WORKER_LOST: Explained(
+        "its worker was lost",
+        "A complete look showed that this very worker is gone.",
+        "Nothing to do while the crash budget lasts; else `controller retry RUN`.",
+    ),
+    Reason.OPERATOR_RETRY: Explained(
+        "sent back to its queue by an operator",
+        "It had ended and was retried; succeeded steps are kept and the budgets start anew.",
+        _WAIT,
+    ),
+    Reason.DONE: Explained("done", "The provider did what was asked, and said so.", "Nothing to do."),
+    Reason.PENDING: Explained(
+        "not finished yet",
+        "The provider accepted the action and says that it takes longer.",
+        "Nothing to do: the same key is sent again when it asked to be.",
+    ),
+    Reason.REJECTED: Explained(
+        "rejected by the provider",
+        "The provider gave a final no: this key had and will have no effect.",
+        "Read its words in `controller status`; a quota or a setting may need a change. It is planned again by itself.",
+    ),
+    Reason.NOT_SENT: Explained(
+        "the provider program never started",
+        "It is missing or not executable, or its interpreter is missing: certainly nothing happened.",
+        "Install it, chmod +x it, or mend `[provider] command` in controller.toml.",
+    ),
+    Reason.UNKNOWN: Explained(
+        "outcome unknown",
+        "The provider was asked and gave no usable answer: it may or may not have done it.",
+        "Run `controller replay-pending`: the same key is sent again until the answer is definite.",
+    ),
+    Reason.IDENTITY_REFUSED: Explained(
+        "the recorded resource is not what is there now",
+        "The provider says that what the document recorded can never be bound again.",
+        "Remove or rename the worker at the provider so that complete looks show it gone, then "
+        "`controller reconcile --apply`; a create is asked again by `controller replay-pending`.",
+    ),
+    Reason.ALREADY_GONE: Explained(
+        "was gone already",
+        "What was to be deleted was not there any more, which is as good as deleted.",
+        "Nothing to do.",
+    ),
+    Reason.PROVEN_ABSENT: Explained(
+        "proven absent",
+        "Two complete looks that did not overlap showed nothing of what may have been made.",
+        "Nothing to do: it is planned again by itself.",
+    ),
+    Reason.KEY_EXPIRED: Explained(
+        "too old to be sent again",
+        "The provider no longer remembers keys this old, so sending it again could do it twice.",
+        "Complete looks settle it; if they cannot, see `controller explain slot:N`.",
+    ),
+    Reason.IDLE: Explained("idle for too long", "No run needed the worker for the idle time.", "Nothing to do."),
+    Reason.DRAINING: Explained(
+        "the fleet is draining", "An operator asked for it: nothing new is taken.", "`controller drain --off` lifts it."
+    ),
+    Reason.REUSED: Explained("ready again", "Its run has ended and the worker is clean.", "Nothing to do."),
+    Reason.RUN_ENDED: Explained("its run has ended", "The run that it was assigned to does not hold it.", _WAIT),
+    Reason.SEEN_GONE: Explained(
+        "seen gone",
+        "A complete look showed that this very worker is gone.",
+        "Nothing to do: what is left of it is deleted, and its run goes on by its crash budget.",
+    ),
+    Reason.SEEN_DARK: Explained(
+        "seen switched off",
+        "A complete look showed that the worker's compute is off though `controller` did not ask for it; data is kept.",
+        "Nothing to do: the worker is taken down in order, and its run goes on by its crash budget.",
+    ),
+    Reason.APPLY_FAILED: Explained(
+        "the result could not be recorded",
+        "The provider answered, but the document could not take the answer: no space, or a broken invariant.",
+        "Mend what the trouble names, then `controller replay-pending`: nothing is lost.",
+    ),
+    Reason.LOOK_FAILED: Explained(
+        "the provider could not be asked what exists",
+        "Its inventory failed or was incomplete; no slot was changed because of it.",
+        "Run the provider's inventory by hand; the next reconcile looks again.",
+    ),
+}
+"""What every member means; total, which a test proves."""

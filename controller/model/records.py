@@ -1,0 +1,344 @@
+"""The frozen records of the document, their ids and their limits.
+
+Times are UTC milliseconds since 1970. Field order is the order in the file. A field at its default is left out of the
+file; an unknown field is refused, never dropped. Nothing here checks a rule that spans records: see `invariants`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+from msgspec import UNSET, Raw, Struct, UnsetType, field
+
+from controller.model.reason import Reason
+
+SCHEMA: Final = 2
+MAX_SLOTS: Final = 10_000
+"""Bound of every slot number, and so of `pending_actions`. A constant: no setting can make a document unloadable."""
+MAX_TROUBLES: Final = 20
+INITIALISED: Final = "initialised"
+"""The first event of a history. Its key is the lineage: what was made under one cannot pass for another's."""
+SENTINEL: Final = "superseded-by-pending-actions"
+"""What the schema-1 field `pending_action` holds for ever: a schema-1 reader refuses it instead of planning afresh."""
+ID_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def is_id(text: str) -> bool:
+    """Whether *text* is an id that a user may choose."""
+    return ID_PATTERN.fullmatch(text) is not None
+
+
+class RunState(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class StepState(StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    CANCELLED = "cancelled"
+
+
+class WorkerState(StrEnum):
+    CREATING = "creating"
+    READY = "ready"
+    ASSIGNED = "assigned"
+    RELEASED = "released"
+    DEALLOCATED = "deallocated"
+    COMPUTE_REMOVED = "compute_removed"
+    LOST = "lost"
+
+
+class ActionType(StrEnum):
+    CREATE = "create"
+    EXECUTE = "execute"
+    CANCEL = "cancel"
+    DEALLOCATE = "deallocate"
+    DELETE_COMPUTE = "delete_compute"
+    RESET = "reset"
+
+
+class Priority(StrEnum):
+    """Layers, first served first."""
+
+    FORCED = "forced"
+    CRITICAL = "critical"
+    SCHEDULED = "scheduled"
+    NORMAL = "normal"
+    BACKGROUND = "background"
+
+
+class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of all records: immutable, strict, defaults left out of the file."""
+
+
+class Attempt(Record, frozen=True):
+    """One start of a step. `key` is the idempotency key of the execute action that asked for it ("" without one)."""
+
+    n: int
+    started_at: int
+    key: str = ""
+    ended_at: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: Reason | None = None
+
+
+class Step(Record, frozen=True):
+    """One ordered part of a run. `token` is the life of the run that this record belongs to; 0 before the first."""
+
+    name: str
+    argv: tuple[str, ...]
+    state: StepState = StepState.PENDING
+    needs: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    timeout_ms: int | None = None
+    max_attempts: int = 1
+    token: int = 0
+    attempts: tuple[Attempt, ...] = ()
+    reason: Reason | None = None
+
+
+class WorkerRef(Record, frozen=True):
+    """Which worker holds a run: exact, since slots are reused. The holder of a fleet run; it has no timed lease."""
+
+    slot: int
+    assignment: str
+    generation: int
+
+
+class Lease(Record, frozen=True):
+    """An outside consumer's exclusive right to a run.
+
+    `deadline_ms` is on the monotonic clock of the boot `boot_id`, at most `granted_ms` after the grant: wall clock
+    jumps neither rob a live holder nor protect a dead one, and a reboot ends every lease.
+    """
+
+    owner: str
+    boot_id: str
+    deadline_ms: int
+    granted_ms: int
+
+
+class Run(Record, frozen=True):
+    """A unit of work.
+
+    `attempts` counts lives and is the fencing token: minted by `claim` alone, never lowered. `failures` and `crashes`
+    are the two budgets, spent apart. Exactly one of `worker` and `lease` is set while running, neither otherwise.
+    """
+
+    id: str
+    queue: str
+    sequence: int
+    created_at: int
+    steps: tuple[Step, ...]
+    state: RunState = RunState.QUEUED
+    priority: Priority = Priority.NORMAL
+    attempts: int = 0
+    max_attempts: int = 1
+    max_crashes: int = 1
+    failures: int = 0
+    crashes: int = 0
+    deferrals: int = 0
+    available_at: int | None = None
+    defer_reason: Reason | None = None
+    cancel_requested_at: int | None = None
+    worker: WorkerRef | None = None
+    lease: Lease | None = None
+    started_at: int | None = None
+    finished_at: int | None = None
+    reason: Reason | None = None
+    last_error: str | None = None
+    payload: Raw | UnsetType = UNSET
+    content: str = ""
+    """SHA-256 of what was submitted: the same id with other content is a conflict."""
+
+
+class Tombstone(Record, frozen=True):
+    """What stays of a run that succeeded: answers late duplicates, `show` and a repeated `submit --id`."""
+
+    id: str
+    queue: str
+    sequence: int
+    token: int
+    created_at: int
+    finished_at: int
+    state: RunState
+    content: str = ""
+    worker: WorkerRef | None = None
+    owner: str | None = None
+    steps: tuple[Step, ...] = ()
+    reason: Reason | None = None
+    result: Raw | UnsetType = UNSET
+
+
+class Resource(Record, frozen=True):
+    """One provider resource: deletion uses exact ids."""
+
+    id: str
+    immutable_id: str = ""
+
+
+class Span(Record, frozen=True):
+    """When a look was asked for and answered."""
+
+    began_at: int
+    ended_at: int
+
+
+class Worker(Record, frozen=True):
+    """What occupies a slot.
+
+    `run` is the claimed run; `reserved` the queued run a create was made for. `accepted` are keys of execute actions
+    whose end is not folded yet; `settled` are folded ones that no action has told the worker about yet. `absent` is the
+    first complete look in a row that did not show it. `running` is the accepted key whose step may still have a
+    process.
+    """
+
+    slot: int
+    assignment: str
+    generation: int
+    provider: str
+    created_at: int
+    changed_at: int
+    state: WorkerState = WorkerState.CREATING
+    id: str = ""
+    resources: Mapping[str, Resource] = field(default_factory=dict)
+    run: str | None = None
+    reserved: str | None = None
+    running: str | None = None
+    accepted: tuple[str, ...] = ()
+    settled: tuple[str, ...] = ()
+    absent: Span | None = None
+    reason: Reason | None = None
+
+
+class PendingAction(Record, frozen=True):
+    """An action durably parked for its slot. `action` is its canonical bytes: decode it with `action.decode`.
+
+    `sends` counts sends that may have begun. The park commit counts the parker's own first one, so a send is recorded
+    before it happens, the first included, and the count is never below the truth.
+    """
+
+    action: Raw
+    parked_at: int
+    sends: int = 1
+    unsure: int = 1
+    """Sends since the last definite answer under this key. More than this one: an earlier send's fate is unknown."""
+    sent_at: int | None = None
+    not_before: int | None = None
+    last_error: str | None = None
+    last_reason: Reason | None = None
+    rejected: str | None = None
+    """The provider's final "no" that waits for looks to prove that an earlier send of unknown fate had no effect."""
+    absent: Span | None = None
+    """The first complete look that showed nothing of this action, once evidence is being gathered."""
+    key_ttl_ms: int | None = None
+    """How long after `parked_at` the provider, when this was parked, said it remembers keys. None: for ever."""
+
+
+class Slot(Record, frozen=True):
+    """`changed` is the revision that last changed the slot's worker or pending action: older looks say nothing of
+    it.
+    """
+
+    changed: int = 0
+    cordoned: bool = False
+    refusals: int = 0
+    not_before: int | None = None
+
+
+class Queue(Record, frozen=True):
+    paused: bool = False
+    claims: int = 0
+
+
+class Provider(Record, frozen=True):
+    """What is remembered of a provider: how long it remembers keys, and its consecutive failures."""
+
+    key_ttl_ms: int | None = None
+    failures: int = 0
+    opened_at: int | None = None
+
+
+class Disowned(Record, frozen=True):
+    """An action that can never apply, kept for ever so that what it may have made is not forgotten."""
+
+    action: Raw
+    at: int
+    reason: Reason
+    detail: str = ""
+
+
+class Trouble(Record, frozen=True):
+    at: int
+    reason: Reason
+    what: str
+    slot: int | None = None
+    key: str = ""
+
+
+class Event(Record, frozen=True, rename={"from_": "from"}):
+    """One transition, as history keeps it. `subject` is `run:R`, `slot:N` or `fleet`; `n` counts from 1 in a commit."""
+
+    revision: int
+    n: int
+    at: int
+    command: str
+    subject: str
+    event: str
+    from_: str | None = None
+    to: str | None = None
+    reason: Reason | None = None
+    token: int | None = None
+    key: str | None = None
+    step: str | None = None
+    detail: str | None = None
+    action: Raw | UnsetType = UNSET
+
+
+class Counters(Record, frozen=True):
+    """What ids and serials are minted from. Only ever raised."""
+
+    run: int = 0
+    sequence: int = 0
+    assignment: int = 0
+    serial: int = 0
+
+
+class Document(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything durable. The digest is not a field: it belongs to the bytes (`store.codec`)."""
+
+    schema: int
+    fleet: str
+    lineage: str
+    epoch: str
+    revision: int
+    counters: Counters
+    draining: bool
+    pending_action: str
+    events: tuple[Event, ...]
+    runs: Mapping[str, Run] = field(default_factory=dict)
+    workers: Mapping[int, Worker] = field(default_factory=dict)
+    pending_actions: Mapping[int, PendingAction] = field(default_factory=dict)
+    slots: Mapping[int, Slot] = field(default_factory=dict)
+    queues: Mapping[str, Queue] = field(default_factory=dict)
+    providers: Mapping[str, Provider] = field(default_factory=dict)
+    finished: Mapping[str, Tombstone] = field(default_factory=dict)
+    disowned: Mapping[str, Disowned] = field(default_factory=dict)
+    troubles: tuple[Trouble, ...] = ()
+
+
+def new_document(fleet: str, lineage: str) -> Document:
+    """Revision 0 of a new fleet: what `init` commits as revision 1."""
+    return Document(SCHEMA, fleet, lineage, "", 0, Counters(), False, SENTINEL, ())

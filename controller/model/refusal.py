@@ -1,0 +1,95 @@
+"""How a machine's refusal reads: what was refused, who holds what, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from controller.model.errors import TransitionRefused
+from controller.model.records import Run, Tombstone, Worker
+from controller.model.transition import Refused, Trigger, Why
+
+_SAYS: Final[Mapping[Why, str]] = {
+    Why.ILLEGAL_TRANSITION: "that cannot happen in this state",
+    Why.NOT_AVAILABLE: "not available yet",
+    Why.MISSING_REASON_CODE: "a reason code is missing",
+    Why.MISSING_DEFER_REASON: "a deferral needs a defer reason",
+    Why.STEPS_NOT_TERMINAL: "a step has not ended",
+    Why.STALE_LEASE: "stale: the caller does not hold it",
+    Why.LEASE_STILL_VALID: "its holder's lease is still valid",
+    Why.CANCEL_REQUESTED: "a cancel was requested",
+    Why.UNKNOWN_STATE: "no such state",
+}
+_NEXT: Final[Mapping[Why, str]] = {
+    Why.ILLEGAL_TRANSITION: "nothing changed; see `{see}`",
+    Why.NOT_AVAILABLE: "nothing changed; try again once it is, see `{see}`",
+    Why.MISSING_REASON_CODE: "say why, with a reason code",
+    Why.MISSING_DEFER_REASON: "say why, with a defer reason",
+    Why.STEPS_NOT_TERMINAL: "end or skip every step first, see `{see}`",
+    Why.STALE_LEASE: "nothing is lost. Drop this result, or see `{see}`",
+    Why.LEASE_STILL_VALID: "wait until it runs out or its holder is proven gone",
+    Why.CANCEL_REQUESTED: "start nothing; report the run as cancelled",
+    Why.UNKNOWN_STATE: "see `controller fsck`",
+}
+
+
+def of_run(run: Run, refused: Refused, token: int | None, now: int, *, step: str | None = None) -> TransitionRefused:
+    """The refusal of a run's transition, or of its *step*'s. *token* is what was presented, if anything was."""
+    subject = f"run {run.id}" if step is None else f"step {step} of run {run.id}"
+    where = _holder(run)
+    if refused.why is Why.STALE_LEASE:
+        presented = "no token was presented" if token is None else f"token {token} is stale"
+        if token == run.attempts:
+            presented = f"token {token} was presented by another than its holder"
+        where = f"{presented}; {where}"
+    elif refused.why is Why.NOT_AVAILABLE and step is None and run.available_at is not None:
+        where = f"due in {run.available_at - now} ms ({run.defer_reason}); {where}"
+    return _refusal(subject, refused, where, f"controller show {run.id}")
+
+
+def of_worker(slot: int, worker: Worker | None, refused: Refused) -> TransitionRefused:
+    """The refusal of a worker's transition."""
+    where = "no worker there"
+    if worker is not None:
+        held = f"holds run {worker.run}" if worker.run else "holds no run"
+        where = f"assignment {worker.assignment}, generation {worker.generation}, {held}"
+    return _refusal(f"the worker of slot {slot}", refused, where, f"controller show slot:{slot}")
+
+
+def of_tombstone(stone: Tombstone, trigger: Trigger, token: int | None) -> TransitionRefused:
+    """The refusal of whatever is asked of a run that succeeded: "already done by you" is not "stale"."""
+    holder = f"slot {stone.worker.slot}" if stone.worker else stone.owner or "its holder"
+    if token is not None and token != stone.token:
+        refused = Refused(stone.state, trigger, None, Why.STALE_LEASE)
+        where = f"token {token} is stale; {holder} completed it with token {stone.token} at {_clock(stone.finished_at)}"
+    elif token is None:
+        refused = Refused(stone.state, trigger, None, Why.ILLEGAL_TRANSITION)
+        where = f"{holder} completed it with token {stone.token} at {_clock(stone.finished_at)}"
+    else:
+        refused = Refused(stone.state, trigger, None, Why.ILLEGAL_TRANSITION)
+        where = f"already done by you, token {token}, at {_clock(stone.finished_at)}"
+    return _refusal(f"run {stone.id}", refused, where, f"controller show {stone.id}")
+
+
+def _refusal(subject: str, refused: Refused, where: str, see: str) -> TransitionRefused:
+    denied = f" (not moved to {refused.denied})" if refused.denied else ""
+    state = refused.state or "not there"
+    what = f"{subject} is {state}: {refused.event} refused{denied}: {_SAYS[refused.why]}"
+    return TransitionRefused(what, why=refused.why, where=where, next=_NEXT[refused.why].format(see=see))
+
+
+def _holder(run: Run) -> str:
+    if run.worker is not None:
+        holder = f"held by slot {run.worker.slot}"
+    elif run.lease is not None:
+        holder = f"held by {run.lease.owner}"
+    else:
+        return f"the current token is {run.attempts}, held by nobody"
+    since = "" if run.started_at is None else f" since {_clock(run.started_at)}"
+    return f"the current token is {run.attempts}, {holder}{since}"
+
+
+def _clock(at: int) -> str:
+    """Time of day, UTC. The day is in `show`; a time beyond any calendar must not break a refusal."""
+    seconds = at // 1000 % 86_400
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}Z"

@@ -1,0 +1,314 @@
+"""Every invariant is broken once, by its name; and a commit is judged by what it touches alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from controller.model import action, invariants
+from controller.model.edit import Draft
+from controller.model.invariants import AT_REST, Touched, Violation, against_history, regressions, violations
+from controller.model.reason import Reason
+from controller.model.records import (
+    INITIALISED,
+    MAX_SLOTS,
+    ActionType,
+    Attempt,
+    Counters,
+    Document,
+    Event,
+    Lease,
+    PendingAction,
+    Resource,
+    Run,
+    RunState,
+    Slot,
+    Step,
+    StepState,
+    Tombstone,
+    Trouble,
+    Worker,
+    WorkerRef,
+    WorkerState,
+    new_document,
+)
+
+NOW = 1_700_000_000_000
+HELD = WorkerRef(1, "a-1", 1)
+
+
+def key_and_bytes(slot: int = 1, serial: int = 1) -> tuple[str, Raw]:
+    return action.mint(
+        type=ActionType.CREATE,
+        slot=slot,
+        serial=serial,
+        lineage="l",
+        epoch="",
+        assignment="a-1",
+        generation=1,
+        resources={},
+    )
+
+
+def execute(token: int) -> Raw:
+    return action.mint(
+        type=ActionType.EXECUTE,
+        slot=1,
+        serial=2,
+        lineage="l",
+        epoch="",
+        assignment="a-1",
+        generation=1,
+        resources={},
+        run="r-1",
+        step="main",
+        attempt=1,
+        token=token,
+    )[1]
+
+
+def step(name: str = "main", **fields: Any) -> Step:
+    return Step(name, ("true",), **fields)
+
+
+def run(**fields: Any) -> Run:
+    return replace(Run("r-1", "fleet", 1, NOW, (step(),)), **fields)
+
+
+def running(**fields: Any) -> Run:
+    return run(**{"state": RunState.RUNNING, "attempts": 1, "worker": HELD, "started_at": NOW + 1, **fields})
+
+
+def worker(**fields: Any) -> Worker:
+    return replace(Worker(1, "a-1", 1, "local", NOW, NOW, WorkerState.ASSIGNED, run="r-1"), **fields)
+
+
+def document(**fields: Any) -> Document:
+    """A sound document: a running run, the worker that holds it, and a pending action in slot 2."""
+    base = replace(
+        new_document("f", "l"),
+        revision=1,
+        counters=Counters(run=1, sequence=5, assignment=2, serial=5),
+        events=(Event(1, 1, NOW, "test", "fleet", "made"),),
+        runs={"r-1": running(steps=(step(state=StepState.RUNNING, attempts=(Attempt(1, NOW + 2),)),))},
+        workers={1: worker()},
+        pending_actions={2: PendingAction(action=key_and_bytes(2)[1], parked_at=NOW)},
+        slots={1: Slot(), 2: Slot()},
+    )
+    return replace(base, **fields)
+
+
+def tampered() -> Raw:
+    return Raw(bytes(key_and_bytes(2)[1]).replace(b'"generation":1', b'"generation":2'))
+
+
+DONE = Attempt(1, NOW, ended_at=NOW + 1)
+OPEN = Attempt(1, NOW)
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("schema", {"schema": 1}),
+    ("sentinel", {"pending_action": "x"}),
+    ("revision", {"revision": -1, "events": ()}),
+    ("events", {"events": ()}),
+    ("events", {"events": (Event(1, 2, NOW, "test", "fleet", "made"),)}),
+    ("events", {"events": (Event(2, 1, NOW, "test", "fleet", "made"),)}),
+    ("troubles", {"troubles": tuple(Trouble(NOW, Reason.UNKNOWN, "x") for _ in range(21))}),
+    ("slot-bounds", {"slots": {MAX_SLOTS + 1: Slot()}}),
+    ("slot-bounds", {"workers": {1: worker(), 0: worker(slot=0, run=None, state=WorkerState.READY)}}),
+    ("finished-id", {"finished": {"r-9": Tombstone("r-8", "q", 1, 1, NOW, NOW, RunState.SUCCEEDED)}}),
+    ("run-id", {"runs": {"r-1": running(), "r-2": run()}}),
+    ("run-id", {"runs": {"r-1": running(), "-": run(id="-")}}),
+    ("run-sequence", {"runs": {"r-1": running(sequence=6)}}),
+    ("run-range", {"runs": {"r-1": running(max_attempts=-4)}}),
+    ("run-range", {"runs": {"r-1": running(created_at=-5)}}),
+    ("run-range", {"runs": {"r-1": running(failures=-1)}}),
+    ("worker-generation", {"workers": {1: worker(), 2: worker(slot=2, state=WorkerState.LOST, generation=0)}}),
+    ("run-reason", {"runs": {"r-1": running(), "r-2": run(id="r-2", state=RunState.CANCELLED)}}),
+    ("run-outcome", {"runs": {"r-1": running(), "r-2": run(id="r-2", state=RunState.FAILED)}}),
+    (
+        "run-outcome",
+        {
+            "runs": {
+                "r-1": running(),
+                "r-2": run(
+                    id="r-2", state=RunState.SUCCEEDED, reason=Reason.COMPLETED, steps=(step(state=StepState.FAILED),)
+                ),
+            }
+        },
+    ),
+    (
+        "run-ended-step",
+        {
+            "runs": {
+                "r-1": running(),
+                "r-2": run(
+                    id="r-2",
+                    state=RunState.FAILED,
+                    reason=Reason.EXIT_CODE,
+                    steps=(step(state=StepState.RUNNING, attempts=(OPEN,)),),
+                ),
+            }
+        },
+    ),
+    ("run-defer-reason", {"runs": {"r-1": running(), "r-2": run(id="r-2", available_at=NOW)}}),
+    ("run-holder", {"runs": {"r-1": running(worker=None)}}),
+    ("run-holder", {"runs": {"r-1": running(lease=Lease("alice", "boot", 1, 1))}}),
+    ("run-holder", {"runs": {"r-1": run(worker=HELD)}}),
+    ("run-token", {"runs": {"r-1": running(attempts=0)}}),
+    ("run-worker", {"workers": {}}),
+    ("run-worker", {"workers": {1: worker(generation=2)}}),
+    ("run-worker", {"workers": {1: worker(run=None, state=WorkerState.READY)}}),
+    ("worker-run", {"workers": {1: worker(), 3: worker(slot=3, run=None)}}),
+    ("worker-run", {"workers": {1: worker(), 3: worker(slot=3, run="r-7")}}),
+    ("worker-slot", {"workers": {1: worker(slot=2)}}),
+    ("step-names", {"runs": {"r-1": running(steps=(step(), step()))}}),
+    ("step-needs", {"runs": {"r-1": running(steps=(step(needs=("nobody",)),))}}),
+    ("step-cycle", {"runs": {"r-1": running(steps=(step(needs=("b",)), step("b", needs=("main",))))}}),
+    ("step-cycle", {"runs": {"r-1": running(steps=(step(needs=("main",)),))}}),
+    (
+        "step-running-needs",
+        {
+            "runs": {
+                "r-1": running(steps=(step(), step("b", needs=("main",), state=StepState.RUNNING, attempts=(OPEN,))))
+            }
+        },
+    ),
+    (
+        "step-one-active",
+        {"runs": {"r-1": running(steps=(step(state=StepState.RUNNING, attempts=(OPEN, Attempt(2, NOW))),))}},
+    ),
+    ("step-active-state", {"runs": {"r-1": running(steps=(step(state=StepState.RUNNING, attempts=(DONE,)),))}}),
+    ("step-active-state", {"runs": {"r-1": running(steps=(step(attempts=(OPEN,)),))}}),
+    ("step-argv", {"runs": {"r-1": running(steps=(replace(step(), argv=()),))}}),
+    ("step-range", {"runs": {"r-1": running(steps=(step(timeout_ms=0),))}}),
+    ("step-attempts", {"runs": {"r-1": running(steps=(step(attempts=(DONE, replace(DONE, n=3))),))}}),
+    ("times", {"runs": {"r-1": running(started_at=NOW - 1)}}),
+    ("times", {"runs": {"r-1": running(steps=(step(attempts=(replace(DONE, ended_at=NOW - 1),)),))}}),
+    ("pending-action", {"pending_actions": {2: PendingAction(action=Raw(b"5"), parked_at=NOW)}}),
+    ("pending-key", {"pending_actions": {2: PendingAction(action=tampered(), parked_at=NOW)}}),
+    ("pending-slot", {"pending_actions": {3: PendingAction(action=key_and_bytes(2)[1], parked_at=NOW)}}),
+    ("pending-serial", {"pending_actions": {2: PendingAction(action=key_and_bytes(2, serial=6)[1], parked_at=NOW)}}),
+    ("pending-token", {"pending_actions": {1: PendingAction(action=execute(2), parked_at=NOW)}}),
+    (
+        "resource-owner",
+        {
+            "workers": {
+                1: worker(resources={"vm": Resource("i-1")}),
+                3: worker(slot=3, run=None, state=WorkerState.READY, resources={"vm": Resource("i-1")}),
+            }
+        },
+    ),
+]
+
+
+GOING_BACK = {"counter-lowered", "revision-step", "token-lowered"}
+AGAINST_HISTORY = {"lineage", "token-history", "counter-history"}
+"""What `regressions` finds, which takes two documents."""
+
+
+def test_a_sound_document_has_no_violation() -> None:
+    assert violations(document()) == ()
+
+
+@pytest.mark.parametrize(("name", "fields"), CASES)
+def test_each_violation_is_found_by_name(name: str, fields: dict[str, Any]) -> None:
+    found = violations(document(**fields))
+    assert name in {violation.id for violation in found}
+    assert all(violation.what and violation.subject for violation in found)
+
+
+def test_history_knows_whose_it_is_and_what_was_handed_out() -> None:
+    sound = document()
+    parked = Event(1, 1, NOW, "test", "slot:1", "action.parked", action=key_and_bytes(serial=5)[1])
+    claimed = Event(1, 2, NOW, "test", "run:r-1", "claim", token=1)
+    began = Event(1, 1, NOW, "init", "fleet", INITIALISED, key=sound.lineage)
+    assert against_history(sound, (began, parked, claimed)) == ()
+    found = against_history(
+        sound,
+        (
+            replace(began, key="another"),
+            replace(parked, action=key_and_bytes(serial=6)[1]),
+            replace(claimed, token=7),
+        ),
+    )
+    assert {violation.id for violation in found} == AGAINST_HISTORY
+
+
+def test_every_check_is_broken_by_some_case() -> None:
+    source = Path(invariants.__file__).read_text()
+    known = set(re.findall(r'Violation\(\s*"([a-z-]+)"', source)) - GOING_BACK - AGAINST_HISTORY
+    assert {name for name, _ in CASES} == known
+    assert known > AT_REST
+
+
+def touched(*, runs: tuple[str, ...] = (), slots: tuple[int, ...] = (), resources: tuple[int, ...] = ()) -> Touched:
+    return Touched(frozenset(runs), frozenset(slots), frozenset(resources))
+
+
+def test_a_run_leaves_running_only_without_a_pending_action_of_its_token() -> None:
+    base = document(pending_actions={1: PendingAction(action=execute(1), parked_at=NOW)})
+    assert violations(base) == ()
+    draft = Draft(base, now=NOW, command="test")
+    draft.runs.put("r-1", run(attempts=1))
+    after = replace(base, runs={"r-1": run(attempts=1)}, workers={1: worker(run=None, state=WorkerState.RELEASED)})
+    assert [found.id for found in violations(after, Touched.of(base, draft.edit()))] == ["pending-token"]
+
+
+def test_only_what_was_touched_is_judged() -> None:
+    bad = document(runs={"r-1": running(attempts=0)}, workers={1: worker(slot=2)})
+    assert {found.id for found in violations(bad, touched())} == set()
+    assert {found.id for found in violations(bad, touched(runs=("r-1",)))} == {"run-token"}
+    assert {found.id for found in violations(bad, touched(slots=(1,)))} == {"worker-slot"}
+
+
+def test_a_clock_that_jumped_refuses_no_commit() -> None:
+    back = document(runs={"r-1": running(started_at=NOW - 1)})
+    assert violations(back, touched(runs=("r-1",))) == ()
+
+
+def test_a_touched_run_brings_its_worker_and_a_touched_worker_its_run() -> None:
+    base = document()
+    draft = Draft(base, now=NOW, command="test")
+    draft.workers.remove(1)
+    assert Touched.of(base, draft.edit()) == touched(runs=("r-1",), slots=(1,))
+    draft = Draft(base, now=NOW, command="test")
+    draft.runs.put("r-1", run())
+    assert Touched.of(base, draft.edit()) == touched(runs=("r-1",), slots=(1,))
+
+
+def test_resources_are_compared_only_when_they_changed() -> None:
+    twins = {
+        1: worker(resources={"vm": Resource("i-1")}),
+        3: worker(slot=3, run=None, state=WorkerState.READY, resources={"vm": Resource("i-1")}),
+    }
+    base = document(workers=twins)
+    draft = Draft(base, now=NOW, command="test")
+    draft.workers.put(3, replace(twins[3], changed_at=NOW + 1))
+    assert violations(base, Touched.of(base, draft.edit())) == ()
+    draft.workers.put(3, replace(twins[3], resources={"vm": Resource("i-1"), "disk": Resource("d-1")}))
+    assert [found.id for found in violations(base, Touched.of(base, draft.edit()))] == ["resource-owner"]
+
+
+def test_a_circle_of_a_thousand_steps_needs_no_recursion() -> None:
+    steps = tuple(step(f"s{n}", needs=(f"s{(n + 1) % 3_000}",)) for n in range(3_000))
+    assert "step-cycle" in {found.id for found in violations(document(runs={"r-1": running(steps=steps)}))}
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"counters": Counters(run=1, sequence=4, assignment=2, serial=5), "revision": 2}, "counter-lowered"),
+        ({"revision": 3}, "revision-step"),
+        ({"revision": 2, "runs": {"r-1": running(attempts=0)}}, "token-lowered"),
+        ({"revision": 2, "runs": {"r-9": run(id="r-9", attempts=3)}}, "token-lowered"),
+    ],
+)
+def test_what_may_not_go_back_is_named(fields: dict[str, Any], name: str) -> None:
+    before = document(finished={"r-9": Tombstone("r-9", "q", 1, 4, NOW, NOW, RunState.SUCCEEDED)})
+    found = regressions(before, replace(before, **fields), touched(runs=("r-1", "r-9")))
+    assert [violation.id for violation in found] == [name]
+    assert isinstance(found[0], Violation)
