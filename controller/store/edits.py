@@ -1,0 +1,91 @@
+"""What every store checks of an edit before it becomes a document: commit's fourth step, the same for all of them.
+
+Not promised: anything about bytes or locks. An edit is refused whole; the document it was made for is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from controller.model.edit import Edit, apply_edit
+from controller.model.errors import InvariantBroken, ScopeExceeded
+from controller.model.invariants import Touched, regressions, violations
+from controller.model.records import Document
+from controller.store.codec import MAPS, Unstorable, storable
+from controller.store.protocol import Scope
+
+
+def next_document(document: Document, edit: Edit, scope: Scope | None, where: str) -> Document:
+    """The document that *edit* makes of *document*. Raises ScopeExceeded or InvariantBroken.
+
+    Only *new* violations refuse: one that is there already must not keep anybody from mending it.
+    """
+    if scope is not None:
+        _check_scope(edit, scope, where)
+    if not edit.events:
+        raise _broken("the edit has no event: history could not explain it", where)
+    _check_storable(edit, where)
+    after = apply_edit(document, edit)
+    touched = Touched.of(document, edit)
+    found = (*regressions(document, after, touched), *violations(after, touched))
+    if found:
+        known = {(violation.id, violation.subject) for violation in violations(document, touched)}
+        for violation in found:
+            if (violation.id, violation.subject) not in known:
+                raise _broken(f"{violation.id}: {violation.what}", f"{violation.subject} in {where}")
+    return after
+
+
+def _check_scope(edit: Edit, scope: Scope, where: str) -> None:
+    slots = {scope.slot}
+    runs: set[int | str] = set() if scope.run is None else {scope.run}
+    allowed: Mapping[str, set[int] | set[int | str]] = {
+        "workers": slots,
+        "pending_actions": slots,
+        "slots": slots,
+        "runs": runs,
+        "finished": runs,
+    }
+    for name in MAPS:
+        beyond = set(getattr(edit, name)) - set(allowed.get(name, ()))
+        if beyond:
+            raise _exceeded(f"$.{name}.{min(beyond, key=str)}", scope, where)
+    if edit.troubles:
+        raise _exceeded("$.troubles", scope, where)
+    if edit.draining is not None:
+        raise _exceeded("$.draining", scope, where)
+
+
+def _exceeded(path: str, scope: Scope, where: str) -> ScopeExceeded:
+    run = "no run" if scope.run is None else f"run {scope.run}"
+    return ScopeExceeded(
+        f"the apply for slot {scope.slot} and {run} would touch {path}",
+        where=where,
+        next="nothing was written and the action stays parked; this is a bug of controller, please report it",
+    )
+
+
+def _check_storable(edit: Edit, where: str) -> None:
+    for name in MAPS:
+        for key, record in getattr(edit, name).items():
+            if record is not None:
+                _check_record(record, f"$.{name}.{key}", where)
+    for number, event in enumerate(edit.events, 1):
+        _check_record(event, f"event {number}", where)
+    for trouble in edit.troubles:
+        _check_record(trouble, "$.troubles", where)
+    if edit.counters is not None:
+        _check_record(edit.counters, "$.counters", where)
+
+
+def _check_record(record: Struct, path: str, where: str) -> None:
+    try:
+        storable(record)
+    except Unstorable as error:
+        raise _broken(f"{path} could not be read again once stored: {error}", where) from error
+
+
+def _broken(what: str, where: str) -> InvariantBroken:
+    return InvariantBroken(what, where=where, next="nothing was written")

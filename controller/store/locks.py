@@ -1,0 +1,255 @@
+"""Locks: the document's, which is waited for, and the slots', which never are. So no two are waited for in a circle.
+
+Not promised: order or fairness among waiters; anything on a file system without flock.
+
+Both are kernel locks on descriptors of our own: they die with their process, whatever kills it, and nothing inherits
+them. A lock file is never the data file, never truncated and never removed. Its first line is a note about the holder,
+for people; what follows that line may be the rest of a longer, older note.
+
+The note of a slot lock also names the provider process that got the last request. That part outlives the holder: taking
+the lock keeps it, and only `clear` ends it, so whoever takes the lock next can find a provider that lives on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct, structs
+
+from controller.clock import Clock
+from controller.model.errors import LockBusy, LockLost, LockUnusable, NotFound, SlotBusy
+from controller.model.process import ProcessIdentity
+from controller.model.records import MAX_SLOTS
+from controller.store import disk
+from controller.store.protocol import SlotHold, SlotNote
+
+SLOTS: Final = "slots"
+_LONGEST_NOTE: Final = 4096
+
+# Measured with eight processes: these pauses kept most of one process's throughput and starved nobody.
+_POLL: Final = 0.005
+_POLL_LATE: Final = 0.000_05
+_LATE: Final = 0.050
+
+
+class _Holder(Struct, frozen=True):
+    """What the holder of the document writes into the lock file about itself."""
+
+    pid: int
+    command: str
+    since: int
+
+
+_HOLDER = msgspec.json.Decoder(_Holder)
+_NOTE = msgspec.json.Decoder(SlotNote)
+
+
+class DocumentLock:
+    """The lock of one document, which a process takes again and again."""
+
+    def __init__(self, path: Path, *, clock: Clock, whoami: ProcessIdentity, command: str) -> None:
+        self._path = path
+        self._clock = clock
+        self._whoami = whoami
+        self._command = command
+
+    def acquire(self, timeout: float, *, still: Callable[[], object]) -> disk.Handle:
+        """The lock, on the file that its path names now; closing the handle releases it.
+
+        Contention is waited for, up to *timeout* seconds (LockBusy); anything else is raised at once (LockUnusable,
+        NotOurs). *still* must raise when the directory is no longer one to lock; it is called when the lock file was
+        replaced.
+        """
+        from filelock import lock_descriptor
+
+        started = self._clock.monotonic()
+        lock = open_lock(self._path)
+        while True:
+            try:
+                taken = lock_descriptor(lock.fd, blocking=False)
+                ours = disk.same_file(self._path, lock.fd)
+            except OSError as error:
+                raise unusable(self._path, error) from error
+            if taken and ours:
+                self._sign(lock.fd)
+                return lock
+            now = self._clock.monotonic()
+            if not ours:
+                # Removed or replaced while we waited: ask for the one that is there now, if its directory still is.
+                lock = open_lock(self._path)
+                still()
+            elif now - started >= timeout:
+                raise self._busy(lock.fd, now - started)
+            else:
+                # Jitter from the digits of the clock that differ between processes anyway.
+                jitter = (now * 1e6 + self._whoami.pid * 0.618) % 1.0
+                pause = _POLL_LATE if now - started >= _LATE else _POLL * (0.5 + jitter)
+                self._clock.sleep(min(pause, started + timeout - now))
+
+    def _sign(self, fd: int) -> None:
+        """Say who holds it; without truncating, so a reader finds the old note or the new one. Best effort on a full
+        disk.
+        """
+        note = _Holder(self._whoami.pid, self._command, self._clock.now_ms())
+        with suppress(OSError):
+            os.pwrite(fd, msgspec.json.encode(note) + b"\n", 0)
+
+    def _busy(self, fd: int, waited: float) -> LockBusy:
+        try:
+            holder = _HOLDER.decode(os.pread(fd, _LONGEST_NOTE, 0).partition(b"\n")[0])
+            who = f"pid {holder.pid} ({holder.command}) since {disk.stamp(holder.since)}"
+        except (OSError, msgspec.MsgspecError, ValueError, OverflowError):
+            who = "a process that left no readable note"
+        return LockBusy(
+            f"the document is held by {who}; waited {waited:.1f} s",
+            where=str(self._path),
+            next="run it again, or raise --lock-timeout",
+        )
+
+
+class SlotLocks:
+    """The slot locks of one state directory."""
+
+    def __init__(self, directory: Path, *, clock: Clock, whoami: ProcessIdentity, command: str) -> None:
+        self._directory = directory / SLOTS
+        self._clock = clock
+        self._whoami = whoami
+        self._command = command
+
+    def path(self, slot: int) -> Path:
+        return self._directory / f"{slot:05d}.lock"
+
+    @contextmanager
+    def hold(self, slot: int) -> Iterator[SlotHold]:
+        from filelock import lock_descriptor
+
+        if not 1 <= slot <= MAX_SLOTS:
+            raise NotFound(f"there is no slot {slot}; slots are 1..{MAX_SLOTS}", where=str(self._directory))
+        path = self.path(slot)
+        self._make_directory()
+        while True:
+            lock = open_lock(path)
+            try:
+                taken = lock_descriptor(lock.fd, blocking=False)
+                ours = disk.same_file(path, lock.fd)
+            except OSError as error:
+                raise unusable(path, error) from error
+            if ours:
+                break
+        if not taken:
+            raise self._busy(slot)
+        found = _read(lock.fd)
+        note = structs.replace(found, controller=self._whoami, command=self._command, since=self._clock.now_ms())
+        held = _SlotHold(path, lock, note, self._clock)
+        try:
+            if found.readable:  # what cannot be read is kept as it is: only a person knows what it said
+                held.write(note)
+            yield held
+        finally:
+            with suppress(Exception):  # the lock ends whether or not the note can say so
+                if held.note.readable:
+                    held.write(structs.replace(held.note, controller=None, command="", since=None))
+            held.open = False
+            lock.close()
+
+    def note(self, slot: int) -> SlotNote:
+        try:
+            handle = disk.Handle(os.open(self.path(slot), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+            note = _read(handle.fd)
+        except FileNotFoundError:
+            return SlotNote()
+        except OSError:
+            note = SlotNote(readable=False)
+        return structs.replace(note, where=str(self.path(slot)))
+
+    def _make_directory(self) -> None:
+        try:
+            os.mkdir(self._directory, disk.PRIVATE_DIRECTORY)
+            os.chmod(self._directory, disk.PRIVATE_DIRECTORY)
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise disk.denied(error, self._directory) or unusable(self._directory, error) from error
+
+    def _busy(self, slot: int) -> SlotBusy:
+        note = self.note(slot)
+        if note.controller is None or note.since is None:
+            who = "a process that left no readable note"
+        else:
+            age = max(self._clock.now_ms() - note.since, 0) / 1000
+            who = f"pid {note.controller.pid} ({note.command}) since {disk.stamp(note.since)}, {age:.1f} s"
+        return SlotBusy(
+            f"slot {slot} is held by {who}",
+            where=str(self.path(slot)),
+            next="other slots go on; run it again once that process is done",
+        )
+
+
+class _SlotHold:
+    def __init__(self, path: Path, lock: disk.Handle, note: SlotNote, clock: Clock) -> None:
+        self.open = True
+        self._clock = clock
+        self.note = note
+        self._path = path
+        self._lock = lock
+
+    def check(self) -> None:
+        if not self.open or not disk.same_file(self._path, self._lock.fd):
+            raise LockLost(
+                "this slot's lock file was removed or replaced",
+                where=str(self._path),
+                next="nothing was sent; run it again",
+            )
+
+    def register(self, identity: ProcessIdentity, deadline_at: int, key: str) -> None:
+        self.check()
+        deadline = self._clock.monotonic() + (deadline_at - self._clock.now_ms()) / 1000
+        self.write(structs.replace(self.note, provider=identity, deadline_at=deadline_at, deadline=deadline, key=key))
+
+    def clear(self) -> None:
+        self.write(structs.replace(self.note, provider=None, deadline_at=None, deadline=None, key=""))
+
+    def write(self, note: SlotNote) -> None:
+        """One write in place. It need not survive a power cut: neither does any process that it names."""
+        if not self.open:
+            raise LockLost("this slot's hold is over", where=str(self._path), next="nothing was sent")
+        line = msgspec.json.encode(note) + b"\n"
+        with disk.storing(self._path):
+            if os.pwrite(self._lock.fd, line, 0) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.note = note
+
+
+def _read(fd: int) -> SlotNote:
+    """The note in the file's first line; an empty file is an empty note. What cannot be read is unknown, not nobody."""
+    try:
+        line = os.pread(fd, _LONGEST_NOTE, 0).partition(b"\n")[0]
+        return _NOTE.decode(line) if line else SlotNote()
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return SlotNote(readable=False)
+
+
+def open_lock(path: Path) -> disk.Handle:
+    """The lock file, made if missing. Raises LockUnusable or NotOurs, with path and errno."""
+    try:
+        handle = disk.opened(path)
+        if not stat.S_ISREG(os.fstat(handle.fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+    except OSError as error:
+        raise disk.denied(error, path) or unusable(path, error) from error
+    return handle
+
+
+def unusable(path: Path, error: OSError) -> LockUnusable:
+    return LockUnusable(
+        f"cannot lock {path}: {disk.says(error)}",
+        where=str(path),
+        next="nobody holds it; this needs mending, not waiting",
+    )

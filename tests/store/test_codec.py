@@ -1,0 +1,294 @@
+"""Bytes: readable, canonical, sealed; and a document that went through them is the same document."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import UNSET, Raw
+from msgspec.structs import replace
+
+from controller.model.edit import apply_edit
+from controller.model.errors import DocumentCorrupt, DocumentFault, DocumentForeign
+from controller.model.reason import Reason
+from controller.model.records import (
+    Counters,
+    Document,
+    Event,
+    PendingAction,
+    Priority,
+    Queue,
+    Run,
+    Slot,
+    Step,
+    Tombstone,
+    Trouble,
+    new_document,
+)
+from controller.store import codec
+from tests.store import kit
+
+WHERE = "here"
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+numbers = st.integers(min_value=-(2**63), max_value=2**64 - 1)
+times = st.integers(min_value=0, max_value=2**50)
+ids = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True)
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | numbers.filter(lambda n: n < 2**63)
+    | texts
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+raws = plain.map(lambda value: Raw(orjson.dumps(value)))
+reasons = st.none() | st.sampled_from(Reason)
+steps = st.builds(
+    Step, name=ids, argv=st.lists(texts, max_size=3).map(tuple), env=st.dictionaries(texts, texts, max_size=2)
+)
+runs = st.builds(
+    Run,
+    id=ids,
+    queue=ids,
+    sequence=times,
+    created_at=numbers,
+    steps=st.lists(steps, max_size=2).map(tuple),
+    priority=st.sampled_from(Priority),
+    reason=reasons,
+    last_error=st.none() | texts,
+    payload=raws | st.just(UNSET),
+)
+events = st.builds(
+    Event,
+    revision=times,
+    n=times,
+    at=times,
+    command=texts,
+    subject=texts,
+    event=texts,
+    from_=st.none() | texts,
+    reason=reasons,
+    action=raws | st.just(UNSET),
+)
+tombstones = st.builds(
+    Tombstone,
+    id=ids,
+    queue=ids,
+    sequence=times,
+    token=times,
+    created_at=times,
+    finished_at=times,
+    state=st.just(Run("x", "q", 1, 1, ()).state),
+    result=raws | st.just(UNSET),
+)
+slots = st.integers(min_value=1, max_value=10_000)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> Document:
+    pending = {
+        slot: PendingAction(action=kit.create(slot, serial=draw(st.integers(1, 9)))[1], parked_at=draw(times))
+        for slot in draw(st.lists(slots, max_size=3, unique=True))
+    }
+    return replace(
+        new_document(draw(texts), draw(texts)),
+        revision=draw(times),
+        counters=Counters(run=draw(times), serial=draw(times)),
+        draining=draw(st.booleans()),
+        events=tuple(draw(st.lists(events, max_size=3))),
+        runs={run.id: run for run in draw(st.lists(runs, max_size=4))},
+        pending_actions=pending,
+        slots=draw(st.dictionaries(slots, st.builds(Slot, changed=times, cordoned=st.booleans()), max_size=3)),
+        queues=draw(st.dictionaries(texts, st.builds(Queue, paused=st.booleans(), claims=times), max_size=3)),
+        finished={found.id: found for found in draw(st.lists(tombstones, max_size=2))},
+        troubles=tuple(
+            draw(st.lists(st.builds(Trouble, at=times, reason=st.sampled_from(Reason), what=texts), max_size=2))
+        ),
+    )
+
+
+@settings(max_examples=30)
+@given(document=documents())
+def test_a_document_comes_back_as_itself(document: Document) -> None:
+    data = codec.encode(document)
+    found = codec.decode(data, WHERE)
+    assert found.document == document
+    assert (found.edited, found.legacy) == (False, False)
+    assert codec.encode(found.document) == data
+
+
+@settings(max_examples=30)
+@given(document=documents())
+def test_edited_and_sealed_bytes_decode_to_the_same_document(document: Document) -> None:
+    edited = codec.encode(document).replace(b'"digest":"', b' "digest":"')
+    found = codec.decode(edited, WHERE)
+    assert found.edited
+    assert found.document == document
+
+
+@settings(max_examples=30)
+@given(document=documents(), data=st.data())
+def test_any_changed_byte_is_edited_or_refused_never_taken_for_ours(document: Document, data: st.DataObject) -> None:
+    sealed = bytearray(codec.encode(document))
+    at = data.draw(st.integers(0, len(sealed) - 1))
+    sealed[at] = data.draw(st.integers(0, 255).filter(lambda byte: byte != sealed[at]))
+    with suppress(DocumentFault):
+        assert codec.decode(bytes(sealed), WHERE).edited
+
+
+@settings(max_examples=30)
+@given(document=documents(), data=st.data())
+def test_any_truncation_is_refused(document: Document, data: st.DataObject) -> None:
+    sealed = codec.encode(document)
+    cut = data.draw(st.integers(0, len(sealed) - 2))
+    with pytest.raises(DocumentCorrupt):
+        codec.decode(sealed[:cut], WHERE)
+
+
+@given(junk=st.binary(max_size=300))
+def test_junk_is_refused_with_a_typed_error(junk: bytes) -> None:
+    with pytest.raises(DocumentFault):
+        codec.decode(junk, WHERE)
+
+
+@st.composite
+def successors(draw: st.DrawFn) -> list[Document]:
+    """Documents of which each keeps some sections and records of the one before: the same, changed, fewer or more."""
+    made = [draw(documents())]
+    for new in draw(st.lists(documents(), min_size=1, max_size=3)):
+        sections = {}
+        for name in codec.MAPS:
+            old, other = getattr(made[-1], name), getattr(new, name)
+            kept = {key: record for key, record in old.items() if draw(st.booleans())}
+            swapped = dict(zip(old, reversed(old.values()), strict=True))
+            sections[name] = draw(st.sampled_from([old, kept, other, {**old, **other}, {**other, **kept}, swapped]))
+        made.append(replace(new, **sections))
+    return made
+
+
+@settings(max_examples=60)
+@given(made=successors())
+def test_an_encoder_that_knows_earlier_documents_gives_the_same_bytes(made: list[Document]) -> None:
+    encoder = codec.Encoder()
+    for document in (*made, made[0]):
+        assert encoder.encode(document) == codec.encode(document)
+
+
+def test_a_record_that_an_edit_left_alone_is_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sample()
+    run = replace(before.runs["r-1"], last_error="changed")
+    after = replace(before, runs={**before.runs, "r-1": run})
+    encoder = codec.Encoder()
+    encoder.encode(before)
+    encoded: list[object] = []
+    line_of = codec.line_of
+
+    def noting(record: object) -> bytes:
+        encoded.append(record)
+        return line_of(record)
+
+    monkeypatch.setattr(codec, "line_of", noting)
+    encoder.encode(after)
+    assert encoded == [*after.events, run]
+
+
+def sample() -> Document:
+    edit = kit.submitting(new_document("f", "l"), "r-1", "r-2")
+    return apply_edit(new_document("f", "l"), edit)
+
+
+def test_a_file_is_json_with_one_record_per_line_and_a_digest_over_what_precedes_it() -> None:
+    data = codec.encode(sample())
+    content = json.loads(data)
+    assert list(content)[:4] == ["schema", "fleet", "lineage", "epoch"]
+    assert list(content)[-1] == "digest"
+    assert hashlib.sha256(data[: data.rindex(b',\n"digest"')]).hexdigest() == content["digest"]
+    lines = data.splitlines()
+    for name in ("r-1", "r-2"):
+        assert len([line for line in lines if line.startswith(f'"{name}":'.encode())]) == 1
+
+
+def test_slots_are_in_order_of_their_numbers_whatever_the_order_they_came_in() -> None:
+    document = replace(sample(), slots={20: Slot(), 3: Slot(), 100: Slot()})
+    assert list(json.loads(codec.encode(document))["slots"]) == ["3", "20", "100"]
+
+
+def test_a_key_with_odd_characters_is_the_same_key_when_read_again() -> None:
+    document = replace(sample(), queues={'a"\\\n\x7f': Queue(paused=True)})
+    found = codec.decode(codec.encode(document), WHERE)
+    assert (found.edited, found.document.queues) == (False, document.queues)
+
+
+def test_white_space_inside_raw_members_costs_no_records() -> None:
+    run = Run("r-1", "q", 1, 1, (), payload=Raw(b'{\r\n "a" : [1,\n2]}'))
+    document = replace(sample(), runs={"r-1": run, "r-2": replace(run, id="r-2", payload=UNSET)})
+    found = codec.decode(codec.encode(document), WHERE)
+    assert not found.edited
+    assert set(found.document.runs) == {"r-1", "r-2"}
+    payload = found.document.runs["r-1"].payload
+    assert isinstance(payload, Raw)
+    assert msgspec.json.decode(bytes(payload)) == {"a": [1, 2]}
+
+
+def resealed(change: Callable[[bytes], bytes]) -> bytes:
+    """Sealed bytes whose digest is right and whose content is not: as a program with a bug would write them."""
+    data = codec.encode(sample())
+    body = change(data[: data.rindex(b',\n"digest"')])
+    return body + b',\n"digest":"' + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda body: body.replace(b'"schema":2', b'"schema":7'), DocumentForeign),
+        (lambda body: body.replace(b'"schema":2', b'"schema":"2"'), DocumentCorrupt),
+        (lambda body: body.replace(b'"id":"r-1"', b'"id":"r-1","colour":1'), DocumentCorrupt),
+        (lambda body: body.replace(b'"superseded-by-pending-actions"', b'"x"'), DocumentCorrupt),
+        (lambda body: body.replace(b'"slots":{}', b'"slots":{"10001":{}}'), DocumentCorrupt),
+        (lambda body: body.replace(b'"slots":{}', b'"slots":' + b"[" * 100_000), DocumentCorrupt),
+    ],
+)
+def test_a_right_digest_excuses_nothing(change: Callable[[bytes], bytes], error: type[DocumentFault]) -> None:
+    with pytest.raises(error):
+        codec.decode(resealed(change), WHERE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (b'"fleet":"f",', b"", "Object missing required field `fleet`"),
+        (b'"id":"r-1",', b"", "Object missing required field `id` at $.runs.r-1 (line"),
+        (
+            b'"id":"r-1",',
+            b'"id":"r-1","state":"sleeping",',
+            "value 'sleeping' (allowed: queued, running, succeeded, failed, cancelled) at $.runs.r-1.state (line",
+        ),
+        (
+            b'"argv":["true"]',
+            b'"argv":["true"],"state":"x"',
+            "(allowed: pending, running, succeeded, failed, skipped, cancelled) at $.runs.r-1.steps[0].state",
+        ),
+        (b'"troubles":[]', b'"troubles":[{"at":1,"reason":"odd","what":""}]', "look_failed) at $.troubles[0].reason"),
+    ],
+)
+def test_what_is_wrong_in_a_record_is_said_whole_with_the_values_that_are_allowed(
+    old: bytes, new: bytes, says: str
+) -> None:
+    assert old in codec.encode(sample())
+    with pytest.raises(DocumentCorrupt) as refusal:
+        codec.decode(resealed(lambda body: body.replace(old, new, 1)), WHERE)
+    assert says in refusal.value.what
+
+
+def test_a_depth_that_only_we_could_write_never_ends_in_a_recursion_error() -> None:
+    data = codec.encode(sample()).replace(b'"draining":false', b'"draining":' + b"[" * 200_000 + b"]" * 200_000)
+    with pytest.raises(DocumentCorrupt, match="nested deeper than 64"):
+        codec.decode(data, WHERE)
