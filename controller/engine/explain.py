@@ -1,0 +1,232 @@
+"""Why a run or a slot is as it is, in words, with the events behind it. Read-only and pure.
+
+Not promised: that the world still agrees. It explains the document; `status --live` looks at the provider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from controller.engine.planner import next_step
+from controller.engine.queue import find
+from controller.model.action import action_of
+from controller.model.errors import BrokenAction, NotFound
+from controller.model.reason import EXPLAINED, Reason
+from controller.model.records import (
+    MAX_SLOTS,
+    Document,
+    Event,
+    PendingAction,
+    Run,
+    RunState,
+    StepState,
+    Tombstone,
+    Worker,
+    WorkerState,
+)
+from controller.model.views import advice, is_deferred
+from controller.store.protocol import SlotNote
+
+
+class Explanation(Struct, frozen=True):
+    """`state` in one word, `because` in sentences, what to do `next`, and the events that led there, oldest first."""
+
+    subject: str
+    state: str
+    because: tuple[str, ...]
+    next: tuple[str, ...]
+    events: tuple[Event, ...]
+    refusals: tuple[Mapping[str, object], ...]
+
+
+class Surroundings(Struct, frozen=True):
+    """What is told besides the document: the subject's history, the last refusals, and slot lock notes by slot."""
+
+    events: Sequence[Event]
+    refusals: Sequence[Mapping[str, object]]
+    notes: Mapping[int, SlotNote]
+    slots: int
+    queues: tuple[str, ...]
+    now: int
+
+
+def explain_run(document: Document, run_id: str, around: Surroundings) -> Explanation:
+    """Explain a run, or what is left of one. Raises NotFound."""
+    found = find(document, run_id)
+    because, after = _of_tombstone(found) if isinstance(found, Tombstone) else _of_run(document, found, around)
+    return _explanation(f"run:{run_id}", found.state, because, after, around)
+
+
+def explain_slot(document: Document, slot: int, around: Surroundings) -> Explanation:
+    """Explain a slot. Raises NotFound outside 1..MAX_SLOTS."""
+    if not 1 <= slot <= MAX_SLOTS:
+        raise NotFound(f"no slot {slot}", where=f"slots are 1..{MAX_SLOTS}", next="controller status")
+    worker, entry = document.workers.get(slot), document.pending_actions.get(slot)
+    state = "free" if worker is None else worker.state.value
+    because: list[str] = []
+    after: list[str] = []
+    if worker is None:
+        because.append(f"No worker is recorded in slot {slot}.")
+        if slot > around.slots:
+            slots = "1 slot" if around.slots == 1 else f"{around.slots} slots"
+            because.append(f"The configuration has {slots}: none is made here.")
+    else:
+        because.append(_of_worker(worker))
+        if worker.reason is not None:
+            because.append(EXPLAINED[worker.reason].why)
+    because += _of_slot(document, slot, around.now)
+    if entry is not None:
+        told, todo = _of_pending(slot, entry, around)
+        because += told
+        after += todo
+    elif worker is not None and worker.state not in (WorkerState.READY, WorkerState.ASSIGNED):
+        after.append("controller reconcile --apply")
+    return _explanation(f"slot:{slot}", state, because, after, around)
+
+
+def _explanation(
+    subject: str, state: str, because: Sequence[str], after: Sequence[str], around: Surroundings
+) -> Explanation:
+    refused = tuple(refusal for refusal in around.refusals if refusal.get("subject") == subject)
+    return Explanation(subject, state, tuple(because), tuple(dict.fromkeys(after)), tuple(around.events), refused)
+
+
+def _of_tombstone(found: Tombstone) -> tuple[list[str], list[str]]:
+    return [f"It has {found.state} in its life {found.token} and left the document; this much is kept of it."], []
+
+
+def _of_run(document: Document, run: Run, around: Surroundings) -> tuple[list[str], list[str]]:
+    because: list[str] = []
+    after: list[str] = []
+    if run.cancel_requested_at is not None and run.state is RunState.RUNNING:
+        because.append("A cancel was requested; it is over when its worker has ended its step's process group.")
+        after.append("controller reconcile --apply")
+    match run.state:
+        case RunState.QUEUED:
+            _of_queued(document, run, around, because, after)
+        case RunState.RUNNING:
+            _of_running(document, run, around, because, after)
+        case RunState.FAILED | RunState.CANCELLED | RunState.SUCCEEDED:
+            if run.reason is not None:
+                because.append(EXPLAINED[run.reason].why)
+            after += [told] if (told := advice(run)) is not None else []
+    if run.last_error is not None:
+        because.append(f"Its last error: {run.last_error}.")
+    if run.failures or run.crashes:
+        because.append(
+            f"{run.failures} of {run.max_attempts} allowed lives failed, {run.crashes} of {run.max_crashes} were lost."
+        )
+    return because, after
+
+
+def _of_queued(document: Document, run: Run, around: Surroundings, because: list[str], after: list[str]) -> None:
+    if is_deferred(run, around.now):
+        reason = run.defer_reason or Reason.SUBMITTED_FOR_LATER
+        seconds = ((run.available_at or around.now) - around.now + 999) // 1000
+        because += [f"It waits another {seconds} s: {EXPLAINED[reason].text}.", EXPLAINED[reason].why]
+        after.append(EXPLAINED[reason].next.replace("RUN", run.id))
+        return
+    if run.queue not in around.queues:
+        because.append(f"Its queue {run.queue} is served by consumers, not by the fleet.")
+        return
+    made_for = [slot for slot, worker in document.workers.items() if worker.reserved == run.id]
+    if document.draining:
+        because.append("The fleet is draining: it takes nothing new.")
+        after.append("controller drain --off")
+    elif made_for:
+        because.append(f"A worker is being made for it in slot {made_for[0]}.")
+        after.append(f"controller explain slot:{made_for[0]}")
+    elif len(document.workers) >= around.slots:
+        taken = "The only slot is" if around.slots == 1 else f"All {around.slots} slots are"
+        because.append(f"{taken} taken; it is served when one is free.")
+        after.append("controller status")
+    else:
+        because.append("It is due and a slot is free: the next reconcile takes it.")
+        after.append("controller reconcile --apply")
+
+
+def _of_running(document: Document, run: Run, around: Surroundings, because: list[str], after: list[str]) -> None:
+    if run.worker is None:
+        holder = "an outside consumer" if run.lease is None else run.lease.owner
+        because.append(f"{holder} holds it under token {run.attempts}.")
+        return
+    slot = run.worker.slot
+    because.append(f"The worker in slot {slot} ({run.worker.assignment}) holds it under token {run.attempts}.")
+    running = [step.name for step in run.steps if step.state is StepState.RUNNING]
+    if running:
+        because.append(f"Step {running[0]} runs; its end is folded in by the next reconcile after it.")
+    entry = document.pending_actions.get(slot)
+    if entry is not None:
+        told, todo = _of_pending(slot, entry, around)
+        because += told
+        after += todo
+    elif not running:
+        following = next_step(run)
+        if following is not None:
+            because.append(f"Step {following.name} is next.")
+        because += _of_slot(document, slot, around.now)
+    after.append("controller reconcile --apply")
+
+
+def _of_slot(document: Document, slot: int, now: int) -> list[str]:
+    """What holds a slot back, besides its worker and pending action."""
+    known = document.slots.get(slot)
+    if known is None:
+        return []
+    told = ["The slot is cordoned: it takes nothing new."] if known.cordoned else []
+    if known.refusals:
+        wait = max(0, (known.not_before or now) - now + 999) // 1000
+        times = "once" if known.refusals == 1 else f"{known.refusals} times in a row"
+        told.append(f"The provider refused what slot {slot} asked for {times}; it is asked again in {wait} s.")
+        last = next((trouble for trouble in reversed(document.troubles) if trouble.slot == slot), None)
+        if last is not None:
+            told.append(f"It said: {last.what}.")
+    return told
+
+
+def _of_worker(worker: Worker) -> str:
+    made = f"Worker {worker.id or '(no id yet)'} of {worker.provider}, assignment {worker.assignment}"
+    match worker.state:
+        case WorkerState.CREATING:
+            return f"{made}, is being made" + (f" for run {worker.reserved}." if worker.reserved else ".")
+        case WorkerState.ASSIGNED:
+            return f"{made}, holds run {worker.run}."
+        case WorkerState.READY:
+            return f"{made}, is ready and idle."
+        case WorkerState.RELEASED:
+            return f"{made}, is free of its run."
+        case WorkerState.DEALLOCATED:
+            return f"{made}, is stopped; its compute is removed next."
+        case WorkerState.COMPUTE_REMOVED:
+            return f"{made}, has no compute left; its data is removed next."
+        case WorkerState.LOST:
+            return f"{made}, is gone; what is left of it is removed next."
+
+
+def _of_pending(slot: int, entry: PendingAction, around: Surroundings) -> tuple[list[str], list[str]]:
+    try:
+        action = action_of(entry)
+    except BrokenAction as broken:
+        return [f"What is parked for slot {slot} is no action: {broken.what}. It is never sent."], ["controller fsck"]
+    article = "An" if action.type[0] in "aeiou" else "A"
+    sent = {0: "not sent yet", 1: "sent once"}.get(entry.sends, f"sent {entry.sends} times")
+    told = [f"{article} {action.type} is parked for slot {slot} (key {action.idempotency_key[:12]}), {sent}."]
+    after = ["controller replay-pending"]
+    note = around.notes.get(slot)
+    if note is not None and note.provider is not None and note.key == action.idempotency_key:
+        told.append(f"Provider process {note.provider.pid} was given it last.")
+    if entry.rejected is not None:
+        told.append("The provider refused it, but an earlier send may have worked: looks must show that it did not.")
+        after = ["controller reconcile --apply"]
+    elif entry.last_reason is not None:
+        told.append(EXPLAINED[entry.last_reason].why)
+        if entry.last_reason in (Reason.IDENTITY_REFUSED, Reason.NOT_SENT):
+            # Sending it again does not help before something else is mended.
+            after = [EXPLAINED[entry.last_reason].next]
+    if entry.last_error is not None:
+        told.append(f"Its last error: {entry.last_error}.")
+    if entry.not_before is not None and entry.not_before > around.now:
+        told.append(f"Reconcile sends it again in {(entry.not_before - around.now + 999) // 1000} s.")
+    return told, after

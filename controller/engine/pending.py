@@ -1,0 +1,321 @@
+"""Pending actions: how a provider mutation survives the death of whoever asked for it.
+
+Not promised: that a provider performs an action once. It is *asked* with one key until it gives a definite answer; a
+provider that honours keys performs it once.
+
+An action is parked (durable), sent (outside the document lock, under its slot's lock) and applied (on a fresh load, in
+the commit that unparks it). Between any two of those the process may die; what is parked is sent again, with the same
+key, in slot order. Only a definite "not done" may drop it: everything else is unknown, and unknown is never failed.
+
+The slot lock is held from before the re-read that precedes every send until the apply has committed. Only the document
+lock is ever waited for; slot locks only try: so there is no deadlock, even when a provider calls `controller` back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from controller.engine import outcomes
+from controller.engine.queue import Context
+from controller.model.action import Action, CancelRequest, ExecuteRequest, action_of, mint, verify
+from controller.model.edit import Draft, Edit
+from controller.model.errors import Busy, ControllerError, DocumentFault, NotDurable, SlotBusy, SlotTaken, SlotUnproven
+from controller.model.inventory import Look
+from controller.model.policy import Policy
+from controller.model.process import Liveness, ProcessIdentity
+from controller.model.reason import Reason
+from controller.model.records import ActionType, Document, PendingAction, RunState, Worker
+from controller.provider.process import call_liveness, end_group
+from controller.provider.protocol import Done, Outcome, Provider, Unknown
+from controller.store.protocol import Scope, SlotHold
+
+
+def park(
+    draft: Draft,
+    type: ActionType,  # noqa: A002 - the wire's word
+    worker: Worker,
+    *,
+    request: ExecuteRequest | CancelRequest | None = None,
+    run: str | None = None,
+    step: str | None = None,
+    attempt: int | None = None,
+    token: int | None = None,
+    key_ttl_ms: int | None = None,
+) -> str:
+    """Mint an action for *worker*, under a fresh serial, and park it in the draft; return its key.
+
+    It tells the worker which ends are folded. The commit makes it durable. Raises SlotTaken: the slot has a pending
+    action, and overwriting it would discard the duty to replay it.
+    """
+    slot = worker.slot
+    there = draft.pending.get(slot)
+    if there is not None:
+        taken = action_of(there)
+        raise SlotTaken(
+            f"slot {slot} has a pending {taken.type}",
+            where=f"slot {slot}, key {taken.idempotency_key[:12]}",
+            next="controller replay-pending",
+        )
+    key, raw = mint(
+        type=type,
+        slot=slot,
+        serial=draft.count("serial"),
+        lineage=draft.document.lineage,
+        epoch=draft.document.epoch,
+        assignment=worker.assignment,
+        generation=worker.generation,
+        resources=worker.resources,
+        request=request,
+        settled=worker.settled,
+        run=run,
+        step=step,
+        attempt=attempt,
+        token=token,
+    )
+    draft.pending.put(slot, PendingAction(raw, parked_at=draft.now, sent_at=draft.now, key_ttl_ms=key_ttl_ms))
+    draft.event(f"slot:{slot}", "action.parked", to=type, token=token, key=key, step=step, action=raw)
+    return key
+
+
+class Ended(Struct, frozen=True):
+    """A run that has ended, or goes back to its queue after a life that failed or was lost: its new state, and why."""
+
+    run: str
+    state: str
+    reason: Reason | None
+    detail: str | None
+
+
+def ended_in(edit: Edit) -> tuple[Ended, ...]:
+    """The lives of runs that end in *edit*."""
+    return tuple(
+        Ended(event.subject.removeprefix("run:"), event.to, event.reason, event.detail)
+        for event in edit.events
+        if event.step is None and event.from_ == RunState.RUNNING and event.to not in (None, RunState.RUNNING)
+    )
+
+
+class Sent(Struct, frozen=True):
+    """What became of one send, or of one settlement: `reason` and, in words, `detail`.
+
+    `unsaved`: the provider's answer could not be made durable; the action is still parked and will be sent again.
+    `settled` is whether the slot is free of this action now. `ended` are runs that ended in the commit that saved it.
+    """
+
+    slot: int
+    type: ActionType | None
+    key: str
+    reason: Reason
+    detail: str
+    settled: bool
+    unsaved: ControllerError | None = None
+    run: str | None = None
+    ended: tuple[Ended, ...] = ()
+
+
+class Sender(Struct, frozen=True):
+    """Sends, replays and settles pending actions of one fleet. Safe to use from several threads, one slot each."""
+
+    context: Context
+    provider: Provider
+    policy: Policy
+
+    def send(
+        self, slot: int, key: str, *, parked: PendingAction | None = None, began: Callable[[], None] = lambda: None
+    ) -> Sent:
+        """Ask the provider for the slot's pending action *key* and apply the answer.
+
+        *parked* is the entry exactly as this process has just parked it, if it did: its park already counts this send.
+        *began* is called once the provider has been asked, so that a caller can start sends in order. Raises SlotBusy
+        (somebody else sends, or a provider process lives), and what a hold raises before the send; after it, trouble is
+        in the answer.
+        """
+        with self.context.store.hold_slot(slot) as held:
+            self._await_no_provider(slot, held)
+            entry = self._reread(slot, key, parked)
+            if entry is None:
+                return Sent(slot, None, key, Reason.DONE, "already settled", settled=True)
+            action = verify(entry.action)
+            # What this process has just parked nobody has heard of: its key cannot be too old, whatever the clock says.
+            if entry is not parked and self.waits_for_proof(self.context.store.read().document, entry):
+                return Sent(
+                    slot, action.type, key, Reason.KEY_EXPIRED, "not sent again: looks settle it", settled=False
+                )
+
+            def register(identity: ProcessIdentity, deadline_at: int) -> None:
+                held.register(identity, deadline_at, key)
+                began()
+
+            if not self.provider.registers:
+                began()
+            held.check()
+            outcome = outcomes.checked(action, self.provider.mutate(action, entry.action, register))
+            if not (isinstance(outcome, Unknown) and outcome.process_lives):
+                held.clear()
+            return self._apply(slot, action, outcome)
+
+    def settle(self, slot: int, key: str, look: Look) -> Sent | None:
+        """Settle a pending action by what *look* proves; None: nothing. Raises SlotBusy, and what a hold raises."""
+        document = self.context.store.read().document
+        entry = document.pending_actions.get(slot)
+        if entry is None or self._evidence(document, slot, entry, look) is None:
+            return None
+        with self.context.store.hold_slot(slot) as held:
+            self._await_no_provider(slot, held)
+            with self.context.store.hold(self.context.lock_timeout) as hold:
+                loaded = hold.load()
+                found = loaded.document.pending_actions.get(slot)
+                if found is None or action_of(found).idempotency_key != key:
+                    return None
+                proof = self._evidence(loaded.document, slot, found, look)
+                if proof is None:
+                    return None
+                action = verify(found.action)
+                draft = self.context.draft(loaded.document)
+                outcomes.settle(draft, slot, found, action, proof, self.policy)
+                edit = draft.edit()
+                hold.commit(loaded, edit, scope=_scope(loaded.document, action))
+        reason, detail = _told(action, proof)
+        settled = slot not in draft.pending
+        return Sent(slot, action.type, key, reason, detail, settled, run=action.run, ended=ended_in(edit))
+
+    def waits_for_proof(self, document: Document, entry: PendingAction) -> bool:
+        """No further send can help: only looks settle it, or an operator."""
+        return entry.rejected is not None or outcomes.is_expired(document, entry, self.context.clock.now_ms())
+
+    def _evidence(self, document: Document, slot: int, entry: PendingAction, look: Look) -> outcomes.Evidence | None:
+        now = self.context.clock.now_ms()
+        return outcomes.evidence(document, slot, entry, action_of(entry), look, self.policy, now)
+
+    def _reread(self, slot: int, key: str, parked: PendingAction | None) -> PendingAction | None:
+        """The entry to send, its send recorded durably; None: settled meanwhile.
+
+        Whoever parked may skip the commit for its first send, while the entry is exactly as parked: that park counted
+        it.
+        """
+        if parked is not None:
+            snapshot = self.context.store.read()
+            if not snapshot.edited and snapshot.document.pending_actions.get(slot) == parked:
+                return parked
+        with self.context.store.hold(self.context.lock_timeout) as hold:
+            loaded = hold.load()
+            entry = loaded.document.pending_actions.get(slot)
+            if entry is None or action_of(entry).idempotency_key != key:
+                return None
+            if self.waits_for_proof(loaded.document, entry):
+                return entry
+            draft = self.context.draft(loaded.document)
+            # That nothing was made must be shown after the last send; that a worker is gone was shown all the same.
+            absent = None if action_of(entry).type is ActionType.CREATE else entry.absent
+            again = replace(entry, sends=entry.sends + 1, unsure=entry.unsure + 1, sent_at=draft.now, absent=absent)
+            draft.pending.put(slot, again)
+            draft.event(f"slot:{slot}", "action.sent", key=key, detail=f"send {again.sends}")
+            hold.commit(loaded, draft.edit(), scope=Scope(slot, None))
+            return again
+
+    def _await_no_provider(self, slot: int, held: SlotHold) -> None:
+        """No provider process of an earlier call may live: calls for one slot never overlap.
+
+        One past its deadline is ended with its group, identity checked. Raises SlotBusy for one that lives on.
+        """
+        note = self.context.store.slot_note(slot)
+        if not note.readable:
+            raise SlotUnproven(
+                f"slot {slot}: its lock file cannot be read, so nothing proves that no provider process lives",
+                where=note.where,
+                next="make sure that no provider program works for this slot, then empty that file",
+            )
+        if note.provider is None:
+            return
+        match call_liveness(note.provider):
+            case Liveness.GONE:
+                held.clear()
+            case Liveness.UNKNOWN:
+                raise SlotUnproven(
+                    f"slot {slot}: provider process {note.provider.pid} of another pid namespace may still live",
+                    where=f"slot {slot}, key {note.key[:12]}",
+                    next="run this where that process was started, such as in the same container",
+                )
+            case Liveness.ALIVE:
+                remaining = None if note.deadline is None else note.deadline - self.context.clock.monotonic()
+                late = remaining is not None and remaining < 0
+                if not (late and end_group(note.provider, self.context.clock)):
+                    left = "" if remaining is None else f", deadline in {max(0.0, remaining):.0f} s"
+                    raise SlotBusy(
+                        f"slot {slot}: its provider process still runs (pid {note.provider.pid}{left})",
+                        where=f"slot {slot}, key {note.key[:12]}",
+                        next="nothing is lost: run the command again later",
+                    )
+                held.clear()
+
+    def _apply(self, slot: int, action: Action, outcome: Outcome) -> Sent:
+        """Fold the answer into a fresh load and unpark in that commit. What cannot be saved stays parked."""
+        key = action.idempotency_key
+        reason, detail = outcomes.reason_of(outcome), outcomes.describe(action, outcome)
+        try:
+            with self.context.store.hold(self.context.lock_timeout) as hold:
+                loaded = hold.load()
+                entry = loaded.document.pending_actions.get(slot)
+                if entry is None or action_of(entry).idempotency_key != key:
+                    return Sent(slot, action.type, key, Reason.DONE, "already settled", settled=True)
+                draft = self.context.draft(loaded.document)
+                outcomes.settle(draft, slot, entry, action, outcome, self.policy)
+                edit = draft.edit()
+                hold.commit(loaded, edit, scope=_scope(loaded.document, action))
+        except (Busy, NotDurable, DocumentFault) as trouble:
+            return Sent(slot, action.type, key, reason, detail, False, trouble, action.run)
+        except Exception as error:  # noqa: BLE001 - whatever an apply raises, its slot stands alone and stays parked
+            failure = error if isinstance(error, ControllerError) else unforeseen(error)
+            self._note_trouble(slot, action, Reason.APPLY_FAILED, failure.what)
+            return Sent(slot, action.type, key, Reason.APPLY_FAILED, detail, False, failure, action.run)
+        settled = slot not in draft.pending
+        if settled and not isinstance(outcome, Done):
+            self._note_trouble(slot, action, reason, detail)
+        return Sent(slot, action.type, key, reason, detail, settled, run=action.run, ended=ended_in(edit))
+
+    def _note_trouble(self, slot: int, action: Action, reason: Reason, what: str) -> None:
+        """Record, in a commit of its own on a clean load, what an apply may not touch. Best effort: it is said anyway.
+
+        An action that could not be applied stays parked, whatever happens here.
+        """
+        key = action.idempotency_key
+        try:
+            with self.context.store.hold(self.context.lock_timeout) as hold:
+                loaded = hold.load()
+                draft = self.context.draft(loaded.document)
+                entry = loaded.document.pending_actions.get(slot)
+                if entry is not None and action_of(entry).idempotency_key == key:
+                    outcomes.later(draft, slot, entry, action, reason, what, self.policy)
+                draft.trouble(reason, what, slot=slot, key=key)
+                hold.commit(loaded, draft.edit())
+        except ControllerError:
+            return  # the answer already carries the first trouble, which is the one to act on
+
+
+def unforeseen(error: Exception) -> ControllerError:
+    """An exception that nobody expected, as trouble that can be told like any other."""
+    return ControllerError(f"controller itself failed: {type(error).__name__}: {error}", next="please report this")
+
+
+def _scope(document: Document, action: Action) -> Scope:
+    """What an apply may touch: the run that the slot's worker holds, or else the one the action was made for."""
+    worker = document.workers.get(action.slot)
+    held = None if worker is None else worker.run or worker.reserved
+    return Scope(action.slot, held or action.run)
+
+
+def _told(action: Action, proof: outcomes.Evidence) -> tuple[Reason, str]:
+    match proof:
+        case Done():
+            return Reason.DONE, f"a look shows it: {outcomes.describe(action, proof)}"
+        case outcomes.WorkerLost():
+            return Reason.WORKER_LOST, "a look shows its worker gone"
+        case outcomes.FirstAbsence():
+            return Reason.PENDING, "a first look shows nothing of it; another must say so too"
+        case outcomes.SeenAgain():
+            return Reason.PENDING, "a look shows its worker again"
+        case outcomes.NoEffect(reason, why):
+            return reason, why
