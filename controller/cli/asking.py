@@ -1,0 +1,220 @@
+"""What commands that ask the provider share: the provider itself, signals, progress, and how a report reads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from controller.cli.call import Call
+from controller.cli.config import check_provider, provider_environment
+from controller.cli.text import shown
+from controller.engine.pending import Ended, Sender, Sent
+from controller.engine.planner import Ground, Parked
+from controller.engine.reconcile import Reconciler, Report
+from controller.model.errors import ControllerError
+from controller.model.records import Document
+from controller.provider.protocol import Provider
+
+INTERRUPTED = 130
+SECONDS_TO_LET_GO = 1.0
+SECONDS_OF_SILENCE = 2.0
+
+
+def provider_of(call: Call, document: Document) -> Provider:
+    """The configured provider. Raises Conflict while workers of another kind live."""
+    settings = call.settings
+    check_provider(document, settings)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would hide how a provider ended
+    environment = provider_environment(settings.provider, call.state_dir)
+    if settings.provider.kind == "local":
+        from controller.provider.local.client import LocalProvider
+
+        return LocalProvider(
+            call.state_dir,
+            fleet=document.fleet,
+            lineage=document.lineage,
+            clock=call.clock,
+            environment=environment,
+            grace=settings.policy.kill_grace_ms / 1000,
+        )
+    from controller.provider.command import CommandProvider, Deadlines
+
+    return CommandProvider(
+        settings.provider.argv,
+        fleet=document.fleet,
+        lineage=document.lineage,
+        state_dir=call.state_dir,
+        clock=call.clock,
+        environment=environment,
+        deadlines=Deadlines(**{name: ms / 1000 for name, ms in settings.provider.deadlines.items()}),
+    )
+
+
+def reconciler_of(call: Call, *, parallelism: int) -> Reconciler:
+    """The engine over this call's store, settings and provider."""
+    document = call.store.read().document
+    provider = provider_of(call, document)
+    sender = Sender(call.context, provider, call.settings.policy)
+    return Reconciler(sender, Ground(call.settings.policy, provider.kind), parallelism=parallelism)
+
+
+@contextmanager
+def stopping(call: Call, reconciler: Reconciler) -> Iterator[None]:
+    """Signals while the provider is asked. The first parks and sends nothing more and awaits answers; the second ends.
+
+    The second gives up calls in flight, whose actions stay parked; what has not ended a second later is left to itself.
+    """
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        if not reconciler.stop:
+            reconciler.stop.set()
+            call.output.note("stopping: what was asked is awaited, nothing more is sent; once more to stop at once")
+            return
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(INTERRUPTED))
+        signal.setitimer(signal.ITIMER_REAL, SECONDS_TO_LET_GO)
+        reconciler.sender.provider.interrupt()
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    ended = threading.Event()
+    if sys.stderr.isatty():
+        threading.Thread(target=_show_progress, args=(call, reconciler, ended), daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def exit_of(report: Report, document: Document) -> int:
+    """What the command exits with: trouble first, then whether it was interrupted."""
+    code = report.exit_code(document)
+    return INTERRUPTED if report.interrupted and code in (0, 5, 6) else code
+
+
+def parked_whole(parked: Parked) -> dict[str, Any]:
+    return {
+        "slot": parked.slot,
+        "type": parked.type.value,
+        "idempotency_key": parked.key,
+        "run": parked.run,
+        "why": parked.why,
+    }
+
+
+def report_whole(report: Report, document: Document) -> dict[str, Any]:
+    """A report for programs: what was parked, what became of each send, and what was left behind."""
+    return {
+        "passes": report.passes,
+        "converged": report.converged,
+        "interrupted": report.interrupted,
+        "parked": [parked_whole(parked) for parked in report.parked],
+        "sent": [_sent_whole(sent) for sent in report.sent],
+        "ended": [
+            {
+                "run": ended.run,
+                "state": ended.state,
+                "reason": None if ended.reason is None else ended.reason.value,
+                "detail": ended.detail,
+            }
+            for ended in report.ended
+        ],
+        "busy": [{"slot": slot, **_error_whole(busy)} for slot, busy in sorted(report.busy.items())],
+        "errors": [_error_whole(error) for error in report.errors],
+        "trouble_slots": list(report.refused(document)),
+        "pending_mutations": len(document.pending_actions),
+        "revision": document.revision,
+    }
+
+
+def _sent_whole(sent: Sent) -> dict[str, Any]:
+    return {
+        "slot": sent.slot,
+        "type": None if sent.type is None else sent.type.value,
+        "idempotency_key": sent.key,
+        "run": sent.run,
+        "outcome": sent.reason.value,
+        "detail": sent.detail,
+        "settled": sent.settled,
+        "not_saved": None if sent.unsaved is None else _error_whole(sent.unsaved),
+    }
+
+
+def _error_whole(error: ControllerError) -> dict[str, str]:
+    return {"code": error.code, "what": error.what, "where": error.where, "next": error.next}
+
+
+def report_page(report: Report, document: Document) -> Iterator[str]:
+    """A report for people: a line per send, then what is left and what to type next."""
+    from controller.cli.text import table
+
+    rows = [
+        (
+            str(sent.slot),
+            "-" if sent.type is None else sent.type.value,
+            sent.run or "-",
+            sent.reason.value,
+            shown(_words(sent)) or "-",
+        )
+        for sent in report.sent
+    ]
+    rows += [(str(slot), "-", "-", "busy", shown(busy.what)) for slot, busy in sorted(report.busy.items())]
+    if rows:
+        yield from table(("SLOT", "ACTION", "RUN", "OUTCOME", "DETAIL"), rows)
+    for ended in report.ended:
+        yield f"run {ended.run} {_end(ended)}"
+    for error in report.errors:
+        yield f"trouble: {shown(error.what)}"
+        if error.where:
+            yield f"  {shown(error.where)}"
+        if error.next:
+            yield f"  next: {shown(error.next)}"
+    left = len(document.pending_actions)
+    if report.refused(document):
+        slots = ", ".join(f"slot {slot}" for slot in report.refused(document))
+        yield f"trouble remains: {slots}; next: controller status"
+    elif report.busy:
+        yield "busy slots were left alone; next: run it again"
+    elif left:
+        yield f"{left} in progress; next: controller reconcile --apply"
+    elif not rows and not report.errors and not report.ended and not report.interrupted:
+        yield "nothing to do"
+    if report.interrupted:
+        yield "interrupted: what is parked is sent by the next reconcile"
+
+
+def _end(ended: Ended) -> str:
+    """How a life of a run ended, in words."""
+    from controller.cli.text import shown
+
+    detail = f": {shown(ended.detail)}" if ended.detail else ""
+    match ended.state:
+        case "succeeded":
+            return "succeeded"
+        case "queued":
+            return f"goes back to its queue{detail}"
+        case state:
+            return f"{'is ' if state == 'cancelled' else ''}{state}{detail}"
+
+
+def _words(sent: Sent) -> str:
+    if sent.unsaved is None:
+        return sent.detail
+    return f"the provider answered: {sent.detail}; but that could not be saved: {sent.unsaved.what}; still parked"
+
+
+def _show_progress(call: Call, reconciler: Reconciler, ended: threading.Event) -> None:
+    """A line on stderr for whatever takes long: what the provider is being asked, and for how long."""
+    while not ended.wait(SECONDS_OF_SILENCE):
+        now = call.clock.monotonic()
+        asking = sorted((since, what) for what, since in dict(reconciler.asking).items())
+        late = [f"{what} ({now - since:.0f} s)" for since, what in asking if now - since >= SECONDS_OF_SILENCE]
+        if late:
+            call.output.note(f"asking the provider: {', '.join(late)}")

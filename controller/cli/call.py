@@ -1,0 +1,114 @@
+"""One invocation: its global options, and the store, settings and output that they lead to, made on first use."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controller.cli.config import Settings, environment, is_set, load
+from controller.cli.output import Output
+from controller.clock import SystemClock
+from controller.model.errors import UsageFault
+
+if TYPE_CHECKING:
+    from controller.engine.queue import Context
+    from controller.store.file import FileStore
+
+STATE_DIR_VARIABLE = "CONTROLLER_STATE_DIR"
+
+
+class Call:
+    """What every command gets. `command` is what history says did it; `subject` is whom a refusal is noted for."""
+
+    def __init__(self) -> None:
+        self.command = ""
+        self.subject = "fleet"
+        self.question = False
+        self.clock = SystemClock()
+        self.output = Output(json=False)
+        self.lock_timeout = 10.0
+        self._state_dir = "state"
+        self._config: str | None = None
+        self._from_environment = False
+
+    def choose(
+        self, *, state_dir: str | None, config: str | None, lock_timeout_ms: int, from_environment: bool
+    ) -> None:
+        """Take the global options. *from_environment*: the state directory was named there, not on the command line."""
+        if state_dir is None and is_set(STATE_DIR_VARIABLE):
+            raise UsageFault(
+                f"{STATE_DIR_VARIABLE} is set, and empty", next="unset it, or give the state directory's path"
+            )
+        if state_dir == "" or config == "":
+            raise UsageFault("an empty path", where="--state-dir" if state_dir == "" else "--config")
+        self._state_dir = state_dir or "state"
+        self._config = config
+        self._from_environment = from_environment
+        self.lock_timeout = lock_timeout_ms / 1000
+
+    @cached_property
+    def state_dir(self) -> Path:
+        return absolute(self._state_dir)
+
+    @property
+    def state_dir_shown(self) -> str:
+        """The state directory and, when it was not typed, where it came from."""
+        return f"{self.state_dir} (from {STATE_DIR_VARIABLE})" if self._from_environment else str(self.state_dir)
+
+    @property
+    def config_path(self) -> Path:
+        return self.state_dir / "controller.toml" if self._config is None else absolute(self._config)
+
+    @property
+    def config_chosen(self) -> bool:
+        """Whether --config, or its variable, named the file."""
+        return self._config is not None
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The configuration, checked. Raises UsageFault."""
+        return load(self.config_path, chosen=self._config is not None)
+
+    @cached_property
+    def readable_settings(self) -> tuple[Settings, UsageFault | None]:
+        """For commands that only read: a configuration that cannot be meant is told beside the answer."""
+        try:
+            return self.settings, None
+        except UsageFault as fault:
+            return Settings(source=str(self.config_path)), fault
+
+    @cached_property
+    def store(self) -> FileStore:
+        from controller.provider.process import own_identity
+        from controller.store.file import FileStore
+
+        return FileStore(self.state_dir, clock=self.clock, whoami=own_identity(), command=self.command)
+
+    @property
+    def opened(self) -> bool:
+        """Whether the store was asked for yet."""
+        return "store" in self.__dict__
+
+    @cached_property
+    def context(self) -> Context:
+        from controller.engine.queue import Context
+
+        return Context(self.store, self.clock, self.command, self.lock_timeout)
+
+    def wants_color(self, chosen: bool) -> bool:
+        """Colour is for a terminal, and for people who did not say no."""
+        return (
+            chosen and not environment("NO_COLOR") and environment("TERM") != "dumb" and os.isatty(1) and os.isatty(2)
+        )
+
+
+def absolute(path: str) -> Path:
+    """*path* from the root. Links are not followed: the name that was typed is the name that is shown."""
+    try:
+        return Path(os.path.abspath(path))
+    except FileNotFoundError:
+        raise UsageFault(
+            "the current directory is gone", where=path, next="change to one that exists, or give an absolute path"
+        ) from None

@@ -1,0 +1,128 @@
+"""Commands that look into the document and judge it: history, fsck, explain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from controller.cli.call import Call
+from controller.cli.verb import Verb, subject_of
+
+if TYPE_CHECKING:
+    from controller.engine.explain import Explanation
+    from controller.engine.fsck import Verdict
+
+TROUBLE = 5
+LAST_EVENTS = 12
+LAST_REFUSALS = 200
+
+
+@click.command(
+    cls=Verb, question=True, examples=["controller history", "controller history r-1", "controller history slot:3"]
+)
+@click.argument("subject", metavar="[RUN|slot:N]", required=False)
+@click.pass_obj
+def history(call: Call, subject: str | None) -> None:
+    """Show every transition, oldest first: of one run or slot, or of everything."""
+    from controller.cli import views
+    from controller.model.errors import NotFound
+
+    wanted = None
+    if subject is not None:
+        known = subject_of(subject)
+        wanted = f"run:{known}" if isinstance(known, str) else f"slot:{known}"
+    events = [views.event_whole(event) for event in call.store.history(wanted)]
+    if wanted is not None and wanted.startswith("run:") and not events:
+        document = call.store.read().document
+        run_id = wanted.removeprefix("run:")
+        if run_id not in document.runs and run_id not in document.finished:
+            raise NotFound(f"no run {run_id}, and history knows of none", next="controller runs")
+    call.output.answer("history", {"events": events}, views.event_rows(events) if events else ["no events"])
+
+
+@click.command(cls=Verb, question=True, examples=["controller fsck", "controller fsck --json"])
+@click.pass_obj
+def fsck(call: Call) -> int:
+    """Prove that document and history obey their rules; exit 5 if they do not. Changes and repairs nothing."""
+    from msgspec import to_builtins
+
+    from controller.engine.fsck import check
+
+    verdict = check(call.store)
+    call.output.answer("fsck", {"ok": not verdict.violations, **to_builtins(verdict)}, _fsck_page(verdict))
+    return TROUBLE if verdict.violations else 0
+
+
+def _fsck_page(verdict: Verdict) -> Iterator[str]:
+    from controller.cli.text import counted, shown
+
+    integrity = verdict.integrity
+    yield (
+        f"revision {verdict.revision}: {counted(verdict.runs, 'run')} in the document (succeeded runs have left it), "
+        f"{counted(verdict.workers, 'worker')}, "
+        f"{counted(verdict.events, 'event')}; "
+        f"digest {integrity.digest}, sentinel {integrity.sentinel}, history {integrity.history}"
+    )
+    for violation in verdict.violations:
+        yield f"violation: {violation.id}: {shown(violation.subject)}: {shown(violation.what)}"
+    found = counted(len(verdict.violations), "violation")
+    yield "clean" if not verdict.violations else f"{found}; nothing was changed"
+
+
+@click.command(cls=Verb, question=True, examples=["controller explain r-1", "controller explain slot:3"])
+@click.argument("subject", metavar="RUN|slot:N")
+@click.pass_obj
+def explain(call: Call, subject: str) -> None:
+    """Say in words why a run or a slot is as it is, what led there, and what to do next."""
+    from controller.cli import views
+    from controller.engine.explain import Surroundings, explain_run, explain_slot
+
+    wanted = subject_of(subject)
+    document = call.store.read().document
+    settings, fault = call.readable_settings
+    policy = settings.policy
+    name = f"run:{wanted}" if isinstance(wanted, str) else f"slot:{wanted}"
+    around = Surroundings(
+        events=call.store.history(name),
+        refusals=call.store.refusals(LAST_REFUSALS),
+        notes={slot: call.store.slot_note(slot) for slot in document.pending_actions},
+        slots=policy.slots,
+        queues=policy.queues,
+        now=call.clock.now_ms(),
+    )
+    if isinstance(wanted, str):
+        found = explain_run(document, wanted, around)
+    else:
+        found = explain_slot(document, wanted, around)
+    body = {
+        "subject": found.subject,
+        "state": found.state,
+        "because": list(found.because),
+        "next": list(found.next),
+        "events": [views.event_whole(event) for event in found.events],
+        "refusals": [dict(refusal) for refusal in found.refusals],
+        "config_fault": call.output.fault(fault),
+    }
+    call.output.answer("explain", body, _explain_page(found))
+
+
+def _explain_page(found: Explanation) -> Iterator[str]:
+    from controller.cli import views
+    from controller.cli.text import shown
+
+    yield f"{found.subject} is {found.state}"
+    for sentence in found.because:
+        yield f"  {shown(sentence)}"
+    if found.events:
+        yield ""
+        yield f"what led there (the last {LAST_EVENTS}; all: controller history {found.subject})"
+        yield from views.event_rows([views.event_whole(event) for event in found.events[-LAST_EVENTS:]])
+    for refusal in found.refusals[-LAST_EVENTS:]:
+        yield f"refused: {shown(str(refusal.get('command')))}: {shown(str(refusal.get('what')))}"
+    for line in found.next:
+        yield f"next: {shown(line)}"
+
+
+COMMANDS: Mapping[str, click.Command] = {"history": history, "fsck": fsck, "explain": explain}

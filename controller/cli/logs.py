@@ -1,0 +1,99 @@
+"""`logs`: what a run's steps wrote. The files outlive the worker that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import Struct
+
+from controller.cli.call import Call
+from controller.cli.verb import Verb, run_of
+from controller.model.errors import NotFound
+
+if TYPE_CHECKING:
+    from controller.model.records import Run, Tombstone
+
+
+class Log(Struct, frozen=True):
+    """One attempt of one step: `token` is the life of the run, `attempt` counts within it."""
+
+    step: str
+    token: int
+    attempt: int
+    path: str
+    size: int
+
+
+@click.command(cls=Verb, question=True, examples=["controller logs r-1", "controller logs r-1 --step build --all"])
+@click.argument("run", metavar="RUN")
+@click.option("--step", metavar="S", help="Only this step.")
+@click.option("--all", "every", is_flag=True, help="Every attempt, oldest first, not just the last of each step.")
+@click.pass_obj
+def logs(call: Call, run: str, step: str | None, every: bool) -> None:
+    """Print what a run's steps wrote, as it was written: the last attempt of each step.
+
+    A log holds the first 1 MiB and the last 64 KiB; what lies between is left out. With --json it answers where the
+    files are. Only the local provider keeps logs here.
+    """
+    from controller.engine.queue import find
+
+    run_id = run_of(run)
+    known = find(call.store.read().document, run_id)
+    names = [each.name for each in known.steps]
+    if step is not None and step not in names:
+        raise NotFound(
+            f"run {run_id} has no step {step!r}",
+            where=f"its steps: {', '.join(names)}",
+            next=f"controller logs {run_id}" + (f" --step {names[0]}" if names else ""),
+        )
+    found = sorted(
+        (log for log in _found(call.state_dir / "logs" / run_id) if step in (None, log.step)),
+        key=lambda log: (names.index(log.step) if log.step in names else len(names), log.token, log.attempt),
+    )
+    if not every:
+        found = list({log.step: log for log in found}.values())
+    if not found:
+        raise _none(call, known)
+    if call.output.json:
+        body = {"run": run_id, "logs": [{n: getattr(log, n) for n in log.__struct_fields__} for log in found]}
+        call.output.answer("logs", body, ())
+        return
+    written = 0
+    for log in found:
+        if len(found) > 1:
+            call.output.note(f"--- step {log.step}, life {log.token}, attempt {log.attempt}")
+        data = Path(log.path).read_bytes()
+        written += len(data)
+        call.output.raw(data)
+    if not written:
+        call.output.note(f"run {run_id} wrote nothing")
+
+
+def _none(call: Call, run: Run | Tombstone) -> NotFound:
+    """Why there is no log of *run* here."""
+    provider = call.readable_settings[0].provider
+    if provider.kind == "command":
+        return NotFound(
+            "logs of a command provider are kept by the provider, not here",
+            where=f"{call.config_path}, [provider] command = {provider.argv[0]}",
+            next=f"look where that program keeps them; `controller show {run.id}` names worker, attempt and key",
+        )
+    where = str(call.state_dir / "logs")
+    if any(step.attempts for step in run.steps):
+        return NotFound(f"no log of run {run.id} is here", where=where, next=f"controller show {run.id}")
+    return NotFound(f"no step of run {run.id} has started yet", where=where, next=f"controller explain {run.id}")
+
+
+def _found(directory: Path) -> Iterator[Log]:
+    if not directory.is_dir():
+        return
+    for path in directory.iterdir():
+        parts = path.name.rsplit(".", 3)
+        if len(parts) == 4 and parts[3] == "log" and parts[1].isdecimal() and parts[2].isdecimal():
+            yield Log(parts[0], int(parts[1]), int(parts[2]), str(path), path.stat().st_size)
+
+
+COMMANDS: Mapping[str, click.Command] = {"logs": logs}

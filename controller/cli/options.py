@@ -1,0 +1,242 @@
+"""The one table of settings: what there is in `controller.toml`, what is allowed, and the file that `init` writes.
+
+Reading the file, checking it and the commented template all follow `OPTIONS`, so none can forget an option.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from controller.cli.text import spelled
+from controller.model.policy import Backoff, Policy
+from controller.model.records import MAX_SLOTS, is_id
+
+KINDS: Final = ("local", "command")
+LONGEST_MS: Final = 3650 * 86_400_000
+DURATIONS: Final = "a duration such as 500ms, 5s, 10m, 2h or 1d"
+DEFAULTS: Final = Policy()
+ENV_SECTION: Final = "provider.env"
+VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION: Final = re.compile(r"([0-9]{1,18})(ms|s|m|h|d)")
+
+
+def parse_duration(text: str) -> int:
+    """Milliseconds. Raises ValueError saying what is allowed; a bare number is not, since it names no unit."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(DURATIONS)
+    ms = int(match[1]) * _MS[match[2]]
+    if ms > LONGEST_MS:
+        raise ValueError(f"a duration of at most {spelled(LONGEST_MS)}")
+    return ms
+
+
+class Option(Struct, frozen=True):
+    """One option of the file. `read` gives the plain value or raises ValueError saying what is allowed."""
+
+    section: str
+    key: str
+    read: Callable[[Any], Any]
+    default: str
+    about: str
+    """How the default is spelled in TOML, and what the option is for, in the template's words."""
+
+
+def _duration(value: object, least: int = 0) -> int:
+    ms = parse_duration(value) if isinstance(value, str) else None
+    if ms is None:
+        raise ValueError(f"{DURATIONS}, in quotes")
+    if ms < least:
+        raise ValueError(f"a duration of at least {spelled(least)}")
+    return ms
+
+
+def _positive_duration(value: object) -> int:
+    return _duration(value, 1)
+
+
+def _slots(value: object) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_SLOTS:
+        raise ValueError(f"a whole number from 1 to {MAX_SLOTS}")
+    return value
+
+
+def _factor(value: object) -> float:
+    if type(value) not in (int, float) or not 1 <= float(str(value)) <= 100:
+        raise ValueError("a number from 1 to 100")
+    return float(str(value))
+
+
+def _texts(value: object, what: str, good: Callable[[str], bool]) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) and good(item) for item in value):
+        raise ValueError(f'a list of {what}, such as ["one", "two"]')
+    if len(set(value)) != len(value):
+        raise ValueError(f"a list of different {what}")
+    return tuple(value)
+
+
+def _queues(value: object) -> tuple[str, ...]:
+    queues = _texts(value, "names of queues", is_id)
+    if not queues:
+        raise ValueError("at least one queue")
+    return queues
+
+
+def _kind(value: object) -> str:
+    if value not in KINDS:
+        raise ValueError(" or ".join(f'"{kind}"' for kind in KINDS))
+    return str(value)
+
+
+def _command(value: object) -> tuple[str, ...]:
+    problem = 'a list of words, the first an absolute path, such as ["/usr/local/bin/provider", "--region", "eu"]'
+    if not isinstance(value, list) or not all(isinstance(word, str) and "\0" not in word for word in value):
+        raise ValueError(problem)
+    if value and not os.path.isabs(value[0]):
+        raise ValueError(problem)
+    return tuple(value)
+
+
+def _variables(value: object) -> tuple[str, ...]:
+    return _texts(value, "names of environment variables", lambda name: VARIABLE.fullmatch(name) is not None)
+
+
+def env_value(value: object) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError("text, in quotes")
+    return value
+
+
+def _toml_duration(ms: int) -> str:
+    return f'"{spelled(ms)}"'
+
+
+def _backoff(section: str, backoff: Backoff, what: str) -> tuple[Option, ...]:
+    return (
+        Option(
+            section,
+            "initial",
+            _positive_duration,
+            _toml_duration(backoff.initial_ms),
+            f"The first delay before {what}.",
+        ),
+        Option(section, "cap", _positive_duration, _toml_duration(backoff.cap_ms), "No delay is longer."),
+        Option(
+            section,
+            "factor",
+            _factor,
+            f"{backoff.factor}",
+            "Each delay is this many times the one before, then jittered.",
+        ),
+    )
+
+
+def _deadline(name: str, default_ms: int, what: str) -> Option:
+    return Option("provider.deadlines", name, _positive_duration, _toml_duration(default_ms), what)
+
+
+OPTIONS: Final[tuple[Option, ...]] = (
+    Option("fleet", "slots", _slots, f"{DEFAULTS.slots}", "How many workers there may be at once."),
+    Option("fleet", "queues", _queues, '["fleet"]', "The queues whose runs the fleet takes."),
+    Option(
+        "fleet",
+        "idle",
+        _duration,
+        _toml_duration(DEFAULTS.idle_ms),
+        "A worker without work for this long is torn down.",
+    ),
+    Option(
+        "fleet",
+        "grace",
+        _duration,
+        _toml_duration(DEFAULTS.grace_ms),
+        "For this long after a worker was asked for, not seeing it proves nothing.",
+    ),
+    Option(
+        "fleet",
+        "kill_grace",
+        _duration,
+        _toml_duration(DEFAULTS.kill_grace_ms),
+        "Between asking a step to end (TERM) and ending it (KILL).",
+    ),
+    Option(
+        "provider",
+        "kind",
+        _kind,
+        '"local"',
+        'Who makes workers: "local" (processes on this host) or "command" (a program of yours).',
+    ),
+    Option(
+        "provider",
+        "command",
+        _command,
+        "[]",
+        'For kind "command": the program, as an absolute path, and its arguments. No shell is involved.',
+    ),
+    Option(
+        "provider",
+        "pass_env",
+        _variables,
+        "[]",
+        "Variables that the program, or a local worker's steps, get from the caller, besides PATH, HOME and LANG.",
+    ),
+    _deadline("describe", 10_000, "How long the program may take to say what it is."),
+    _deadline("inventory", 60_000, "To list every worker."),
+    _deadline("wait", 60_000, "To wait for a change, if it offers that."),
+    _deadline("create", 600_000, "To answer each type of action. What takes longer is asked again, with the same key."),
+    _deadline("execute", 60_000, ""),
+    _deadline("cancel", 60_000, ""),
+    _deadline("deallocate", 300_000, ""),
+    _deadline("delete_compute", 300_000, ""),
+    _deadline("reset", 300_000, ""),
+    *_backoff("backoff.retry", DEFAULTS.retry, "a failed run is tried again"),
+    *_backoff("backoff.create", DEFAULTS.create, "a slot whose create was refused is tried again"),
+    *_backoff("backoff.send", DEFAULTS.send, "an action of unknown fate is sent again"),
+)
+
+
+_ABOUT_SECTION: Final[Mapping[str, str]] = {
+    "fleet": "The fleet: how many workers, and for what.",
+    "provider": "Where workers come from.",
+    "provider.deadlines": 'How long one call of a "command" provider may take.',
+    "backoff.retry": "Delays grow from initial by factor up to cap; the delay taken is a random part of that.",
+}
+
+
+def template(slots: int, kind: str, argv: tuple[str, ...]) -> str:
+    """The commented file that `init` writes: every option, at its default unless it was chosen."""
+    import json
+
+    chosen = {("fleet", "slots"): str(slots), ("provider", "kind"): json.dumps(kind)}
+    if argv:
+        chosen["provider", "command"] = json.dumps(list(argv), ensure_ascii=False).replace("\x7f", "\\u007f")
+    lines = [
+        "# Settings of this fleet. Lines that start with '#' show the defaults.",
+        "# Durations are written 500ms, 5s, 10m, 2h, 1d. Every command reads this file anew.",
+    ]
+    section = ""
+    for option in OPTIONS:
+        if option.section != section:
+            if section == "provider.deadlines":
+                lines += [
+                    "",
+                    "# Variables for the program, or for a local worker's steps. Best to fix PATH here:",
+                    "# else it is that of whoever makes the worker, and cron has another one than you.",
+                    f"[{ENV_SECTION}]",
+                    '# PATH = "/usr/local/bin:/usr/bin:/bin"',
+                    '# REGION = "eu"',
+                ]
+            section = option.section
+            about = _ABOUT_SECTION.get(section)
+            lines += ["", *([f"# {about}"] if about else []), f"[{section}]"]
+        if option.about:
+            lines.append(f"# {option.about}")
+        value = chosen.get((option.section, option.key))
+        lines.append(f"{option.key} = {value}" if value else f"# {option.key} = {option.default}")
+    return "\n".join(lines) + "\n"

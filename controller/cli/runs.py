@@ -1,0 +1,177 @@
+"""Commands about runs: submit, show, runs, withdraw, retry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from controller.cli.call import Call, absolute
+from controller.cli.verb import Duration, Variable, Verb, run_of, subject_of
+from controller.model.errors import UsageFault
+
+if TYPE_CHECKING:
+    from controller.model.records import Run, Tombstone
+
+STEP = "main"
+"""The name of the step of a run that was submitted as one command."""
+STATES = ("queued", "running", "succeeded", "failed", "cancelled", "pending", "scheduled", "active", "dead")
+
+
+@click.command(
+    cls=Verb,
+    context_settings={"allow_interspersed_args": False},
+    examples=[
+        "controller submit -- make test",
+        "controller submit --id nightly-2026-11-30 --attempts 3 --timeout 2h --cwd . -- ./backup.sh --all",
+    ],
+)
+@click.option("--id", "run_id", metavar="ID", help="Name the run. The same id with the same content is the same run.")
+@click.option(
+    "--attempts", type=click.IntRange(1, 1_000_000), default=1, metavar="N", help="How often it may fail.  [default: 1]"
+)
+@click.option("--timeout", type=Duration(), metavar="D", help="End the command after this long, such as 10m.")
+@click.option("--env", type=Variable(), multiple=True, help="A variable for the command; may be repeated.")
+@click.option("--cwd", metavar="DIR", help="Where it runs.  [default: a scratch directory of the run]")
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_obj
+def submit(
+    call: Call,
+    run_id: str | None,
+    attempts: int,
+    timeout: int | None,
+    env: tuple[tuple[str, str], ...],
+    cwd: str | None,
+    argv: tuple[str, ...],
+) -> None:
+    """Queue a command and print the id of its run.
+
+    It is accepted, durably, once its id is printed; a worker takes it at the next reconcile. What stands after -- is
+    the command and its arguments, as they are: there is no shell.
+
+    Its environment, later ones winning: PATH, HOME and LANG of the process that made its worker, such as cron;
+    CONTROLLER_STATE_DIR; what pass_env under [provider] names; [provider.env]; --env; and CONTROLLER_RUN,
+    CONTROLLER_STEP, CONTROLLER_ATTEMPT and CONTROLLER_TOKEN. Nothing else of yours. Fix PATH under [provider.env]:
+    then it does not depend on who reconciles.
+    """
+    from controller.engine.queue import Submission
+    from controller.engine.queue import submit as add
+    from controller.model.records import Step
+
+    call.settings  # noqa: B018 - a configuration that cannot be meant is said now, not at the next reconcile
+    call.subject = "fleet" if run_id is None else f"run:{run_id}"
+    if cwd == "":
+        raise UsageFault("an empty path", where="--cwd", next="leave it out, or give a directory such as .")
+    given = [name for name, _ in env]
+    twice = next((name for name in given if given.count(name) > 1), None)
+    if twice is not None:
+        raise UsageFault(f"--env gives {twice} twice", where="--env", next="give each variable once")
+    place = None if cwd is None else str(absolute(cwd))
+    step = Step(name=STEP, argv=argv, env=dict(env), cwd=place, timeout_ms=timeout)
+    (submitted,) = add(call.context, [Submission(steps=(step,), id=run_id, max_attempts=attempts)])
+    if not submitted.created:
+        call.output.note(f"run {submitted.run} was submitted before, with the same content")
+    call.output.answer("submit", {"run": submitted.run, "created": submitted.created}, [submitted.run])
+
+
+@click.command(cls=Verb, question=True, examples=["controller show r-1", "controller show slot:3"])
+@click.argument("subject", metavar="RUN|slot:N")
+@click.pass_obj
+def show(call: Call, subject: str) -> None:
+    """Show everything about a run or a slot."""
+    from controller.cli import views
+    from controller.engine.queue import find
+    from controller.model.errors import NotFound
+
+    wanted = subject_of(subject)
+    snapshot, now = call.store.read(), call.clock.now_ms()
+    if isinstance(wanted, str):
+        run = find(snapshot.document, wanted)
+        call.output.answer("show", {"run": views.run_whole(run, now)}, views.run_page(run, now))
+        return
+    from msgspec import to_builtins
+
+    from controller.engine.status import flights_of, pending_mutation
+
+    document = snapshot.document
+    entry = document.pending_actions.get(wanted)
+    if (
+        entry is None
+        and wanted not in document.workers
+        and wanted not in document.slots
+        and wanted > call.readable_settings[0].policy.slots
+    ):
+        raise NotFound(
+            f"there is no slot {wanted}",
+            where=f"{call.config_path}, [fleet] slots = {call.readable_settings[0].policy.slots}",
+            next="controller status",
+        )
+    flight = flights_of(call.store, [wanted]).get(wanted)
+    pending = None if entry is None else to_builtins(pending_mutation(wanted, entry, flight))
+    whole = views.slot_whole(document, wanted, pending)
+    call.output.answer("show", {"slot": whole}, views.slot_page(whole, now))
+
+
+@click.command(
+    cls=Verb, question=True, examples=["controller runs --state dead", "controller runs --limit 1000 --json"]
+)
+@click.option("--state", type=click.Choice(STATES), help="Only runs in this state, or in this view.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, metavar="N", help="At most so many.")
+@click.pass_obj
+def runs(call: Call, state: str | None, limit: int) -> None:
+    """List runs, the newest first.
+
+    Views: pending (queued and due), scheduled (queued for later), active (running), dead (failed for good). Runs that
+    succeeded are listed for as long as they are remembered.
+    """
+    from controller.cli import views
+
+    document, now = call.store.read().document, call.clock.now_ms()
+    known: list[Run | Tombstone] = [*document.runs.values(), *document.finished.values()]
+    known.sort(key=lambda run: run.sequence, reverse=True)
+    rows = [views.run_row(run, now) for run in known]
+    if state is not None:
+        rows = [row for row in rows if state in (row["state"], row["view"])]
+    body = {"runs": rows[:limit], "total": len(rows)}
+    page = list(views.run_rows(rows[:limit], now)) if rows else ["no runs" + (f" are {state}" if state else "")]
+    if len(rows) > limit:
+        page.append(f"... and {len(rows) - limit} older ones; --limit N shows more")
+    call.output.answer("runs", body, page)
+
+
+@click.command(cls=Verb, examples=["controller withdraw r-7"])
+@click.argument("run_id", metavar="RUN")
+@click.pass_obj
+def withdraw(call: Call, run_id: str) -> None:
+    """Cancel a queued run that no worker ever took."""
+    from controller.engine.queue import withdraw as take_back
+
+    run_id = run_of(run_id)
+    call.subject = f"run:{run_id}"
+    take_back(call.context, run_id)
+    body = {"run": run_id, "state": "cancelled", "reason": "withdrawn"}
+    call.output.answer("withdraw", body, [f"run {run_id} is cancelled: withdrawn"])
+
+
+@click.command(cls=Verb, examples=["controller retry r-1"])
+@click.argument("run", metavar="RUN")
+@click.pass_obj
+def retry(call: Call, run: str) -> None:
+    """Queue a failed or cancelled run again: steps that succeeded are kept, every other starts anew."""
+    from controller.engine.queue import retry as again
+
+    run_id = run_of(run)
+    call.subject = f"run:{run_id}"
+    again(call.context, run_id)
+    page = [f"run {run_id} is queued again", "next: controller reconcile --apply"]
+    call.output.answer("retry", {"run": run_id, "state": "queued"}, page)
+
+
+COMMANDS: Mapping[str, click.Command] = {
+    "submit": submit,
+    "show": show,
+    "runs": runs,
+    "withdraw": withdraw,
+    "retry": retry,
+}

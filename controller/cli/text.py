@@ -1,0 +1,92 @@
+"""Text for people: escaping, times, tables. Nothing here writes anything.
+
+A caller must pass every text that a user, a provider or a file chose through `shown`: it may hold control characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
+_LAST_YEAR_MS = 253_402_300_799_999
+"""The end of the year 9999, the last that a date can show."""
+
+
+def shown(text: str) -> str:
+    """*text* on one line, with everything escaped that a terminal would act on or not show."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def duration(ms: int) -> str:
+    """A length of time in its two largest units, such as `2h 5m`; below ten seconds as `1.9s`. Never rounded up."""
+    if ms < 1000:
+        return f"{max(ms, 0)}ms"
+    if ms < 10_000:
+        return f"{ms // 100 / 10:.1f}s"
+    left = ms
+    parts = []
+    for unit, size in _UNITS[:-1]:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'this'?)` for a near match; "" for anything else: a far-fetched guess misleads."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(known), n=1, cutoff=0.75)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def counted(number: int, what: str) -> str:
+    """`1 slot`, `2 slots`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def spelled(ms: int) -> str:
+    """A duration as options and the configuration file spell it, exactly, such as `90s`."""
+    unit, size = next((unit, size) for unit, size in _UNITS if ms % size == 0 and (ms >= size or size == 1))
+    return f"{ms // size}{unit}"
+
+
+def moment(at: int) -> str:
+    """A point in time, UTC: `2026-11-30 14:02:11Z`. The time zone and language of the caller change nothing."""
+    if not 0 <= at <= _LAST_YEAR_MS:
+        return f"{at} ms"
+    return datetime.fromtimestamp(at // 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def ago(at: int, now: int) -> str:
+    """How long ago or ahead *at* is, with the exact time."""
+    distance = f"{duration(now - at)} ago" if at <= now else f"in {duration(at - now)}"
+    return f"{distance} ({moment(at)})"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Lines of left-aligned columns. The last one is as long as it is: nothing is cut."""
+    cells = [tuple(heads), *(tuple(row) for row in rows)]
+    widths = [max(_width(row[i]) for row in cells) for i in range(len(heads))]
+    for row in cells:
+        padded = (cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(padded).rstrip()
+
+
+def pairs(items: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Lines of `name  value`, names padded to one width."""
+    known = list(items)
+    width = max((len(name) for name, _ in known), default=0)
+    for name, value in known:
+        yield f"{name:<{width}}  {value}".rstrip()
+
+
+def _width(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)

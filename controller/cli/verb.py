@@ -1,0 +1,139 @@
+"""What all commands share: the class of a command, and the types of what is typed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from controller.cli.call import Call
+from controller.cli.options import DURATIONS, parse_duration
+from controller.model.errors import UsageFault
+from controller.model.records import MAX_SLOTS, is_id
+
+if TYPE_CHECKING:
+    _IntType = click.ParamType[int]
+    _PairType = click.ParamType[tuple[str, str]]
+else:  # generic in newer releases of click alone
+    _IntType = _PairType = click.ParamType
+
+
+class Verb(click.Command):
+    """A command with examples and, unless told otherwise, `--json`.
+
+    Its callback gets the `Call` first and returns an exit code, or None for 0. A *question* changes nothing, so it has
+    failed when its answer could not be written; anything else keeps its own exit code then.
+    """
+
+    def __init__(
+        self, *args: Any, examples: Sequence[str], question: bool = False, json: bool = True, **attributes: Any
+    ) -> None:
+        super().__init__(*args, **attributes)
+        self.examples = examples
+        self.question = question
+        if json:
+            self.params.append(click.Option(["--json"], is_flag=True, help="Answer with one JSON document."))
+        self.params.append(help_option())
+
+    def invoke(self, ctx: click.Context) -> Any:
+        call = ctx.find_object(Call)
+        assert call is not None, "the root makes it"  # noqa: S101 - the root's callback runs before any command
+        call.output.json = bool(ctx.params.pop("json", False))
+        call.question = self.question
+        call.command = ctx.command_path.partition(" ")[2]
+        if not self.question:
+            gc.enable()
+        return super().invoke(ctx)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
+        with formatter.section("Examples" if len(self.examples) > 1 else "Example"):
+            for example in self.examples:
+                # Not through write_text: a command line that is wrapped cannot be pasted.
+                formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+
+
+def help_option() -> click.Option:
+    """The option for help. Click's own would look on disk for a translation of its one sentence in every run."""
+    return click.Option(
+        ["-h", "--help"],
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_help,
+        help="Show this message and exit.",
+    )
+
+
+def _help(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+class Duration(_IntType):
+    """A length of time with its unit, as milliseconds."""
+
+    name = "duration"
+
+    def __init__(self, *, zero: bool = False) -> None:
+        self.zero = zero
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            ms = parse_duration(value)
+        except ValueError as allowed:
+            self.fail(f"{value!r} is not {allowed}.", param, ctx)
+        if ms == 0 and not self.zero:
+            self.fail(f"{value!r} is no time at all; give {DURATIONS}.", param, ctx)
+        return ms
+
+
+class Variable(_PairType):
+    """`NAME=VALUE`. What is wrong with it is said without repeating the value, which may be a secret."""
+
+    name = "NAME=VALUE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, content = value.partition("=")
+        if not equals:
+            self.fail("give NAME=VALUE; there is no '=' in what was given.", param, ctx)
+        if not name or not name.isprintable():
+            self.fail("give NAME=VALUE; what stands before '=' cannot be a name.", param, ctx)
+        if "\0" in content or not _is_text(content):
+            self.fail(f"the value of {name} is not text that a program could be given.", param, ctx)
+        return name, content
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def subject_of(text: str) -> int | str:
+    """The slot number in `slot:N`, or the run's id in `R` or `run:R`. Raises UsageFault."""
+    kind, colon, rest = text.partition(":")
+    if colon and kind == "slot":
+        if rest.isascii() and rest.isdecimal() and len(rest) <= 5 and 1 <= int(rest) <= MAX_SLOTS:
+            return int(rest)
+        raise UsageFault(f"not a slot: {text!r}", next=f"give slot:N with N from 1 to {MAX_SLOTS}")
+    run_id = rest if colon and kind == "run" else text
+    if not is_id(run_id):
+        raise UsageFault(f"not a run or a slot: {text!r}", next="give a run's id, or slot:N")
+    return run_id
+
+
+def run_of(text: str) -> str:
+    """The run's id in `R` or `run:R`. Raises UsageFault."""
+    subject = subject_of(text)
+    if isinstance(subject, int):
+        raise UsageFault(f"not a run: {text!r}", next="give a run's id; `controller runs` lists them")
+    return subject
