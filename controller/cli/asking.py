@@ -88,6 +88,7 @@ def stopping(call: Call, reconciler: Reconciler) -> Iterator[None]:
         yield
     finally:
         ended.set()
+        reconciler.sender.provider.close()
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -131,6 +131,9 @@ class CommandProvider:
         except Exception as error:  # noqa: BLE001 - a send whose fate an unforeseen error hides is unknown, never failed
             return Unknown(f"{whose}: {type(error).__name__}: {wire.excerpt(str(error))}")
 
+    def close(self) -> None:
+        """Nothing is kept open between calls."""
+
     def interrupt(self) -> None:
         """For good: calls in flight are ended, later ones are not begun."""
         self._caller.interrupt()

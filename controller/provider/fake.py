@@ -116,6 +116,7 @@ class FakeProvider:
         self.calls: list[Call] = []
         self.done: list[str] = []
         self.interrupted = False
+        self.closed = False
 
     # What a test arranges and asks.
 
@@ -190,6 +191,9 @@ class FakeProvider:
             changed = self._changed.is_set()
             self._changed.clear()
             return changed
+
+    def close(self) -> None:
+        self.closed = True
 
     def interrupt(self) -> None:
         self.interrupted = True

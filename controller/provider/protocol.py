@@ -103,6 +103,10 @@ class Provider(Protocol):
         """Return True as soon as inventory may have changed, False after *seconds*. Only if described so."""
         ...
 
+    def close(self) -> None:
+        """Let go of every descriptor. Workers and their steps go on; nothing is asked any more."""
+        ...
+
     def interrupt(self) -> None:
         """A second signal: give up calls in flight at once. Their outcomes are unknown. Safe from any thread."""
         ...

@@ -324,8 +324,9 @@ def test_an_idle_worker_is_reused_and_then_torn_down(local: Controller) -> None:
 def test_a_very_long_state_directory_works(controller: Controller) -> None:
     controller.state = controller.home / ("d" * 120) / ("e" * 120) / "state"
     controller.init()
-    start(controller, "a", "true")
+    start(controller, "a", "echo", "far away")
     collect(controller, "a", "succeeded")
+    assert controller.run("logs", "a", check=True).stdout == "far away\n"
 
 
 def test_values_of_variables_reach_the_command_and_are_shown_by_name_only(local: Controller) -> None:

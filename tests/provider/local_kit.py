@@ -15,6 +15,7 @@ from controller.model.process import Liveness, ProcessIdentity
 from controller.provider.local.client import LocalProvider
 from controller.provider.local.lock import try_lock
 from controller.provider.local.memory import Accepted, Entry
+from controller.provider.local.places import Places
 from controller.provider.process import end_group, liveness
 from tests.provider.contract import LINEAGE, Asker, until
 
@@ -54,6 +55,11 @@ def hasty(state_dir: Path) -> Iterator[LocalProvider]:
         yield local
     finally:
         local.close()
+
+
+def log_of(state_dir: Path, run: str, step: str, token: int, attempt: int) -> Path:
+    """Where a worker keeps what that attempt writes."""
+    return Path(Places(str(state_dir)).log(run, step, token, attempt))
 
 
 def sweep(state_dir: Path) -> None:

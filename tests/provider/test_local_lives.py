@@ -337,6 +337,7 @@ def test_a_supervisor_whose_directory_was_removed_ends(ask: Asker, state: Path) 
     who, (group,) = supervisor(state), groups(worker_directory(state))
     shutil.rmtree(worker_directory(state))
     until(CLOCK, lambda: liveness(who) is Liveness.GONE and group_members(group.pid) == ())
+    assert ask.workers() == ()
 
 
 def test_a_terminated_supervisor_ends_its_step_whose_end_then_says_nothing_about_it(ask: Asker, state: Path) -> None:

@@ -19,7 +19,7 @@ from controller.provider.local.log import HEAD, TAIL
 from controller.provider.process import group_members
 from controller.provider.protocol import Done, IdentityRefused, Pending, Rejected, Unknown
 from tests.provider.contract import SLEEP, TEARDOWN, Asker, Sent, until
-from tests.provider.local_kit import CLOCK, groups, kill, provider, supervisor, worker_directory, workers
+from tests.provider.local_kit import CLOCK, groups, kill, log_of, provider, supervisor, worker_directory, workers
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def local(ask: Asker) -> LocalProvider:
 
 def test_a_step_finds_the_environment_it_was_promised_and_nothing_else(ask: Asker, state: Path) -> None:
     end = run(ask, "env", env={"MINE": "yes", "HOME": "/elsewhere", "CONTROLLER_RUN": "forged"}, token=4)
-    seen = dict(line.split("=", 1) for line in local(ask).log_path("r-1", "main", 4, 1).read_text().splitlines())
+    seen = dict(line.split("=", 1) for line in log_of(state, "r-1", "main", 4, 1).read_text().splitlines())
     assert end.exit_code == 0
     assert seen == {
         "PATH": os.environ["PATH"],
@@ -78,7 +78,7 @@ def test_a_step_runs_in_its_runs_scratch_directory_which_lasts_while_something_i
 ) -> None:
     run(ask, "sh", "-c", "pwd; echo one > kept")
     scratch = state / "scratch/r-1"
-    assert local(ask).log_path("r-1", "main", 1, 1).read_text() == f"{scratch}\n"
+    assert log_of(state, "r-1", "main", 1, 1).read_text() == f"{scratch}\n"
     assert run(ask, "rm", "kept", token=2).exit_code == 0, "the next life of the run finds what the first one left"
     until(CLOCK, lambda: not scratch.exists())
 
@@ -150,16 +150,16 @@ def test_a_second_step_waits_its_turn(ask: Asker) -> None:
 # Logs
 
 
-def test_a_log_has_both_outputs_and_outlives_its_worker(ask: Asker) -> None:
+def test_a_log_has_both_outputs_and_outlives_its_worker(ask: Asker, state: Path) -> None:
     run(ask, "sh", "-c", "echo out; echo err >&2")
     for kind in TEARDOWN:
         ask.done(ask.mint(kind))
-    assert local(ask).log_path("r-1", "main", 1, 1).read_text() == "out\nerr\n"
+    assert log_of(state, "r-1", "main", 1, 1).read_text() == "out\nerr\n"
 
 
-def test_a_log_is_bounded_and_keeps_the_beginning_and_the_end(ask: Asker) -> None:
+def test_a_log_is_bounded_and_keeps_the_beginning_and_the_end(ask: Asker, state: Path) -> None:
     end = run(ask, "sh", "-c", "echo first; yes | head -c 20000000; echo last")
-    log = local(ask).log_path("r-1", "main", 1, 1).read_bytes()
+    log = log_of(state, "r-1", "main", 1, 1).read_bytes()
     assert end.exit_code == 0, "a full log stops no step"
     assert HEAD + TAIL < len(log) < HEAD + TAIL + 500
     assert log.startswith(b"first\ny\n")
@@ -172,12 +172,6 @@ def test_a_daemon_that_left_the_group_does_not_keep_the_step_from_ending(ask: As
     assert end.exit_code == 0
     assert run(ask, "true", token=2).exit_code == 0
     (tmp_path / "stop").touch()
-
-
-def test_a_run_that_is_forgotten_leaves_nothing(ask: Asker, state: Path) -> None:
-    run(ask, "touch", "file")
-    local(ask).forget_run("r-1")
-    assert list((state / "scratch").iterdir()) == list((state / "logs").iterdir()) == []
 
 
 # Fences
@@ -225,6 +219,7 @@ def test_a_cancel_with_the_recorded_resources_is_done(ask: Asker) -> None:
     ask.done(sent)
     (worker,) = ask.workers()
     ask.done(changed(ask.cancel(sent), resources=msgspec.to_builtins(worker.resources)))
+    assert ask.step(sent).state is StepSeen.EXITED
 
 
 @pytest.mark.parametrize(

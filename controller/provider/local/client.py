@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -328,16 +327,6 @@ class LocalProvider:
         if self._interrupt in ready:
             raise Interrupted
         return bool(ready)
-
-    # What outlives workers
-
-    def log_path(self, run: str, step: str, token: int, attempt: int) -> Path:
-        return Path(self._places.log(run, step, token, attempt))
-
-    def forget_run(self, run: str) -> None:
-        """Remove a run's logs and scratch directory. For a run that has left the document: no worker holds it."""
-        for path in (self._places.scratch(run), os.path.dirname(self._places.log(run, run, 0, 0))):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _reap(pid: int, options: int = 0) -> bool:
