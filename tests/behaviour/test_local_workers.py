@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,22 @@ def ours(controller: Controller) -> list[int]:
     """Pids of every living process of this test."""
     found = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [pid for pid in found if pid != os.getpid() and belongs(pid, controller.home)]
+
+
+def descriptors(pid: int) -> list[str]:
+    """What the process has open; what it closes meanwhile is left out."""
+    found = []
+    for entry in (Path("/proc") / str(pid) / "fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(str(entry.readlink()))
+    return found
+
+
+def command_line(pid: int) -> bytes:
+    """The process's command line; b"" when it has ended meanwhile."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    return b""
 
 
 def last_attempt(run: dict[str, Any]) -> dict[str, Any]:
@@ -141,11 +158,7 @@ def test_p8_ctrl_c_to_the_foreground_group_leaves_the_step_running_and_elsewhere
 
 def test_l5_a_worker_and_its_step_hold_no_descriptor_of_the_document_or_of_a_lock(local: Controller) -> None:
     start(local, "a", "sleep", "60")
-    held = [
-        str((Path("/proc") / str(pid) / "fd" / fd.name).readlink())
-        for pid in ours(local)
-        for fd in (Path("/proc") / str(pid) / "fd").iterdir()
-    ]
+    held = [path for pid in ours(local) for path in descriptors(pid)]
     assert held
     own = (str(local.state / "workers"), str(local.state / "logs"))
     assert [path for path in held if path.startswith(str(local.state)) and not path.startswith(own)] == []
@@ -194,7 +207,7 @@ def test_q3_a_cancel_ends_every_process_of_the_step_also_those_that_ignore_term(
     local.run("cancel", "a", check=True)
     run = collect(local, "a", "cancelled")
     assert run["reason"] == "cancelled"
-    lines = [(Path("/proc") / str(pid) / "cmdline").read_bytes() for pid in ours(local)]
+    lines = [command_line(pid) for pid in ours(local)]
     assert not any(line.startswith(b"sleep\x006") for line in lines)
     assert local.run("cancel", "a").exit == 3
     assert local.run("fsck", check=True).exit == 0
@@ -220,7 +233,7 @@ def test_q3_a_cancel_between_the_park_of_an_execute_and_its_answer_leaves_no_pro
     assert [each["type"] for each in local.json("status")["pending_mutations"]] == ["execute"]
     local.run("cancel", "a", check=True)
     assert collect(local, "a", "cancelled")["attempts"] == 1
-    lines = [(Path("/proc") / str(pid) / "cmdline").read_bytes() for pid in ours(local)]
+    lines = [command_line(pid) for pid in ours(local)]
     assert not any(line.startswith(b"sleep") for line in lines)
     assert local.run("fsck", check=True).exit == 0
 
