@@ -14,5 +14,12 @@ that
 commit,
   and is never below the truth;
 - an end that nobody can know, of a step whose worker is gone, spends the crash budget, not the failure budget;
-- root does not change a state directory that belongs to somebody else: it is refused up front.
+- the kernel locks of document and slots live in `store.locks`, beside `store.file`, which keeps fence, compare-and-swap
+and
+  durable write: both pages stay short enough to audit in one sitting;
+- a look is not compared by wall clock with the last send: the commit of a send changes its slot, and a look speaks of a
+slot
+  only if it was asked for after that. So a clock that was set strands no proof;
+- a provider that cannot say what there is is asked for nothing new; one that cannot describe itself is taken at its
+last word; - root does not change a state directory that belongs to somebody else: it is refused up front.
 """
