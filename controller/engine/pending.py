@@ -14,6 +14,7 @@ lock is ever waited for; slot locks only try: so there is no deadlock, even when
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -130,8 +131,8 @@ class Sender(Struct, frozen=True):
 
         *parked* is the entry exactly as this process has just parked it, if it did: its park already counts this send.
         *began* is called once the provider has been asked, so that a caller can start sends in order. Raises SlotBusy
-        (somebody else sends, or a provider process lives), and what a hold raises before the send; after it, trouble is
-        in the answer.
+        (somebody else sends, or a provider process lives), SlotUnproven, and what a hold raises before the send; after
+        it, trouble is in the answer.
         """
         with self.context.store.hold_slot(slot) as held:
             self._await_no_provider(slot, held)
@@ -154,11 +155,13 @@ class Sender(Struct, frozen=True):
             held.check()
             outcome = outcomes.checked(action, self.provider.mutate(action, entry.action, register))
             if not (isinstance(outcome, Unknown) and outcome.process_lives):
-                held.clear()
+                # On a full disk the note stays, and whoever comes next finds that process gone: the answer goes first.
+                with suppress(NotDurable):
+                    held.clear()
             return self._apply(slot, action, outcome)
 
     def settle(self, slot: int, key: str, look: Look) -> Sent | None:
-        """Settle a pending action by what *look* proves; None: nothing. Raises SlotBusy, and what a hold raises."""
+        """Settle a pending action by what *look* proves; None: nothing. Raises as `send` does before it sends."""
         document = self.context.store.read().document
         entry = document.pending_actions.get(slot)
         if entry is None or self._evidence(document, slot, entry, look) is None:
@@ -219,7 +222,8 @@ class Sender(Struct, frozen=True):
     def _await_no_provider(self, slot: int, held: SlotHold) -> None:
         """No provider process of an earlier call may live: calls for one slot never overlap.
 
-        One past its deadline is ended with its group, identity checked. Raises SlotBusy for one that lives on.
+        One past its deadline is ended with its group, identity checked. Raises SlotBusy for one that lives on, and
+        SlotUnproven when nothing can tell.
         """
         note = self.context.store.slot_note(slot)
         if not note.readable:

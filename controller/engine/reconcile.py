@@ -151,8 +151,7 @@ class Reconciler:
         self._replay(report, ignore_not_before=True, only=slot)
         if self.waiting_for_looks(only=slot):
             look, failure = self.look()
-            if failure is not None:
-                report.errors.append(failure)
+            self._tell(report, look, failure)
             self._settle(report, look, only=slot)
         report.interrupted = bool(self.stop)
         return report

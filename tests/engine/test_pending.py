@@ -14,7 +14,7 @@ from controller.engine.queue import cancel
 from controller.engine.reconcile import Report
 from controller.model.action import Action
 from controller.model.edit import Draft
-from controller.model.errors import ProviderFailed, SlotBusy, SlotTaken
+from controller.model.errors import ProviderFailed, SlotBusy, SlotTaken, StorageFailed
 from controller.model.inventory import Inventory, Seen, SeenStep, StepSeen
 from controller.model.process import ProcessIdentity
 from controller.model.reason import Reason
@@ -22,6 +22,7 @@ from controller.model.records import ActionType, RunState
 from controller.provider.fake import After, Before, DoThenLose, Later, LoseUndone, Say
 from controller.provider.process import boot_id, own_identity, pid_namespace
 from controller.provider.protocol import Done, IdentityRefused, NotSent, Pending, Rejected, Unknown
+from controller.store import locks
 from tests.engine.fleet import LINEAGE, Fleet
 
 
@@ -563,3 +564,25 @@ def test_a_cancel_that_is_done_without_saying_how_the_step_ended_leaves_nothing_
     fleet.clock.advance(fleet.policy.idle_ms / 1000 + 1)
     fleet.reconciler().reconcile()
     assert fleet.document.workers == {}
+
+
+def test_an_answer_is_applied_though_the_slot_note_cannot_be_cleared(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> None:
+        raise StorageFailed("no space left on the device")
+
+    fleet.submit("a")
+    monkeypatch.setattr(locks._SlotHold, "clear", full)
+    report = fleet.reconciler().reconcile()
+    assert report.errors == []
+    assert fleet.document.finished["a"].state is RunState.SUCCEEDED
+
+
+def test_a_replay_tells_what_is_wrong_with_the_look_that_it_needs(fleet: Fleet) -> None:
+    fleet.submit("a")
+    fleet.provider.script(ActionType.CREATE, Say(Unknown("lost")), Say(Rejected("quota")))
+    fleet.reconciler().reconcile()
+    fleet.provider.script_look(Inventory(False, ()))
+    report = fleet.reconciler().replay()
+    assert "incomplete" in report.errors[0].what
