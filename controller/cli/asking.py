@@ -12,66 +12,39 @@ from types import FrameType
 from typing import Any
 
 from controller.cli.call import Call
-from controller.cli.config import check_provider, provider_environment
 from controller.cli.text import shown
 from controller.engine.pending import Ended, Sender, Sent
 from controller.engine.planner import Ground, Parked
-from controller.engine.reconcile import Reconciler, Report
+from controller.engine.reconcile import Reconciler
+from controller.engine.report import Report
+from controller.library.providers import provider_of
 from controller.model.errors import ControllerError
 from controller.model.records import Document
-from controller.provider.protocol import Provider
 
 INTERRUPTED = 130
 SECONDS_TO_LET_GO = 1.0
 SECONDS_OF_SILENCE = 2.0
 
 
-def provider_of(call: Call, document: Document) -> Provider:
-    """The configured provider. Raises Conflict while workers of another kind live."""
-    settings = call.settings
-    check_provider(document, settings)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would hide how a provider ended
-    environment = provider_environment(settings.provider, call.state_dir)
-    if settings.provider.kind == "local":
-        from controller.provider.local.client import LocalProvider
-
-        return LocalProvider(
-            call.state_dir,
-            fleet=document.fleet,
-            lineage=document.lineage,
-            clock=call.clock,
-            environment=environment,
-            grace=settings.policy.kill_grace_ms / 1000,
-        )
-    from controller.provider.command import CommandProvider, Deadlines
-
-    return CommandProvider(
-        settings.provider.argv,
-        fleet=document.fleet,
-        lineage=document.lineage,
-        state_dir=call.state_dir,
-        clock=call.clock,
-        environment=environment,
-        deadlines=Deadlines(**{name: ms / 1000 for name, ms in settings.provider.deadlines.items()}),
-    )
-
-
 def reconciler_of(call: Call, *, parallelism: int) -> Reconciler:
     """The engine over this call's store, settings and provider."""
     document = call.store.read().document
-    provider = provider_of(call, document)
+    provider = provider_of(call.settings, document, call.state_dir, call.clock)
     sender = Sender(call.context, provider, call.settings.policy)
     return Reconciler(sender, Ground(call.settings.policy, provider.kind), parallelism=parallelism)
 
 
 @contextmanager
-def stopping(call: Call, reconciler: Reconciler) -> Iterator[None]:
+def stopping(call: Call, reconciler: Reconciler) -> Iterator[list[int]]:
     """Signals while the provider is asked. The first parks and sends nothing more and awaits answers; the second ends.
 
     The second gives up calls in flight, whose actions stay parked; what has not ended a second later is left to itself.
+    Yields the signals that came, so far none.
     """
+    came: list[int] = []
 
-    def handle(_number: int, _frame: FrameType | None) -> None:
+    def handle(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
         if not reconciler.stop:
             reconciler.stop.set()
             call.output.note("stopping: what was asked is awaited, nothing more is sent; once more to stop at once")
@@ -85,7 +58,7 @@ def stopping(call: Call, reconciler: Reconciler) -> Iterator[None]:
     if sys.stderr.isatty():
         threading.Thread(target=_show_progress, args=(call, reconciler, ended), daemon=True).start()
     try:
-        yield
+        yield came
     finally:
         ended.set()
         reconciler.sender.provider.close()
@@ -170,7 +143,7 @@ def report_page(report: Report, document: Document) -> Iterator[str]:
     if rows:
         yield from table(("SLOT", "ACTION", "RUN", "OUTCOME", "DETAIL"), rows)
     for ended in report.ended:
-        yield f"run {ended.run} {_end(ended)}"
+        yield f"run {ended.run} {end_words(ended)}"
     for error in report.errors:
         yield f"trouble: {shown(error.what)}"
         if error.where:
@@ -191,7 +164,7 @@ def report_page(report: Report, document: Document) -> Iterator[str]:
         yield "interrupted: what is parked is sent by the next reconcile"
 
 
-def _end(ended: Ended) -> str:
+def end_words(ended: Ended) -> str:
     """How a life of a run ended, in words."""
     from controller.cli.text import shown
 
@@ -203,6 +176,14 @@ def _end(ended: Ended) -> str:
             return f"goes back to its queue{detail}"
         case state:
             return f"{'is ' if state == 'cancelled' else ''}{state}{detail}"
+
+
+def sent_words(sent: Sent) -> str:
+    """What became of one send, in one line."""
+    kind = "an action" if sent.type is None else sent.type.value
+    whom = f" for run {sent.run}" if sent.run else ""
+    detail = shown(_words(sent))
+    return f"{kind}{whom}: {sent.reason.value}" + (f", {detail}" if detail else "")
 
 
 def _words(sent: Sent) -> str:

@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controller.cli.config import Settings, environment, is_set, load
 from controller.cli.output import Output
 from controller.clock import SystemClock
+from controller.library.settings import Settings, environment, is_set, load
 from controller.model.errors import UsageFault
 
 if TYPE_CHECKING:
@@ -70,6 +70,12 @@ class Call:
     def settings(self) -> Settings:
         """The configuration, checked. Raises UsageFault."""
         return load(self.config_path, chosen=self._config is not None)
+
+    def renew_settings(self) -> Settings:
+        """Read the configuration again. Raises UsageFault; what was read before stands then."""
+        settings = load(self.config_path, chosen=self._config is not None)
+        self.__dict__["settings"] = settings
+        return settings
 
     @cached_property
     def readable_settings(self) -> tuple[Settings, UsageFault | None]:

@@ -8,29 +8,20 @@ from typing import TYPE_CHECKING
 import click
 
 from controller.cli.call import Call
-from controller.cli.verb import Verb, run_of
+from controller.cli.verb import Verb, parallelism_option, run_of
 from controller.model.errors import UsageFault
 from controller.model.records import MAX_SLOTS
 
 if TYPE_CHECKING:
     from controller.engine.planner import Plan
-    from controller.engine.reconcile import Reconciler, Report
+    from controller.engine.reconcile import Reconciler
+    from controller.engine.report import Report
     from controller.model.records import Document
 
-PARALLELISM = 8
 PAUSES = (0.25, 5.0)
 """Seconds between looks while a fleet drains and nothing changes: doubled from the first to the last."""
 HOPELESS = (1, 3, 7, 8)
 """Exit codes of what waiting does not mend."""
-
-parallelism_option = click.option(
-    "--parallelism",
-    type=click.IntRange(1, 256),
-    default=PARALLELISM,
-    show_default=True,
-    metavar="N",
-    help="Provider calls at once, each for another slot.",
-)
 
 
 @click.command(cls=Verb, examples=["controller reconcile", "controller --quiet reconcile --apply"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -13,9 +13,10 @@ from controller.cli.verb import Verb, subject_of
 if TYPE_CHECKING:
     from controller.engine.explain import Explanation
     from controller.engine.fsck import Verdict
+    from controller.model.codes import Code
 
 TROUBLE = 5
-LAST_EVENTS = 12
+LAST_EVENTS = 6
 LAST_REFUSALS = 200
 
 
@@ -71,11 +72,38 @@ def _fsck_page(verdict: Verdict) -> Iterator[str]:
     yield "clean" if not verdict.violations else f"{found}; nothing was changed"
 
 
-@click.command(cls=Verb, question=True, examples=["controller explain r-1", "controller explain slot:3"])
-@click.argument("subject", metavar="RUN|slot:N")
+@click.command(
+    cls=Verb,
+    question=True,
+    examples=[
+        "controller explain r-1",
+        "controller explain slot:3",
+        "controller explain reason timed_out",
+        "controller explain reason",
+    ],
+)
+@click.argument("subject", metavar="RUN|slot:N|reason")
+@click.argument("code", metavar="[CODE]", required=False)
 @click.pass_obj
-def explain(call: Call, subject: str) -> None:
-    """Say in words why a run or a slot is as it is, what led there, and what to do next."""
+def explain(call: Call, subject: str, code: str | None) -> None:
+    """Say in words why a run or a slot is as it is, what led there, and what to do next; or what a code means.
+
+    `reason CODE` explains a reason, refusal or error code, and `reason` alone lists them; a run of that name is
+    run:reason.
+    """
+    if subject == "reason":
+        _explain_code(call, code)
+        return
+    if code is not None:
+        from controller.model.errors import UsageFault
+
+        raise UsageFault(f"one run or slot at a time, not also {code!r}", next="controller explain --help")
+    _explain_subject(call, subject)
+
+
+def _explain_subject(call: Call, subject: str) -> None:
+    from msgspec import to_builtins
+
     from controller.cli import views
     from controller.engine.explain import Surroundings, explain_run, explain_slot
 
@@ -101,6 +129,9 @@ def explain(call: Call, subject: str) -> None:
         "state": found.state,
         "because": list(found.because),
         "next": list(found.next),
+        "story": to_builtins(found.story),
+        "moves": to_builtins(found.moves),
+        "steps": to_builtins(found.steps),
         "events": [views.event_whole(event) for event in found.events],
         "refusals": [dict(refusal) for refusal in found.refusals],
         "config_fault": call.output.fault(fault),
@@ -110,19 +141,75 @@ def explain(call: Call, subject: str) -> None:
 
 def _explain_page(found: Explanation) -> Iterator[str]:
     from controller.cli import views
-    from controller.cli.text import shown
+    from controller.cli.text import duration, moment, shown, table
+    from controller.engine.moves import in_words
 
     yield f"{found.subject} is {found.state}"
     for sentence in found.because:
         yield f"  {shown(sentence)}"
-    if found.events:
-        yield ""
-        yield f"what led there (the last {LAST_EVENTS}; all: controller history {found.subject})"
-        yield from views.event_rows([views.event_whole(event) for event in found.events[-LAST_EVENTS:]])
-    for refusal in found.refusals[-LAST_EVENTS:]:
-        yield f"refused: {shown(str(refusal.get('command')))}: {shown(str(refusal.get('what')))}"
     for line in found.next:
         yield f"next: {shown(line)}"
+    story = found.story
+    yield ""
+    if not story.told:
+        yield "history tells nothing of it: the document alone says how it stands"
+    else:
+        agrees = "; the document agrees" if story.agrees else ""
+        yield f"what led there{agrees}" if story.state is None else f"what led to {story.state}{agrees}"
+        yield from table(
+            ("SINCE", "TOOK", "WHAT"),
+            (
+                (moment(told.at), duration(told.until - told.at) if told.until > told.at else "-", shown(told.what))
+                for told in story.told
+            ),
+        )
+    if found.moves:
+        yield ""
+        yield "what could move it"
+        yield from (f"  {shown(sentence)}" for sentence in in_words(found.moves))
+    if found.events:
+        yield ""
+        yield f"the last events behind it (all: controller history {found.subject})"
+        yield from views.event_rows([views.event_whole(event) for event in found.events[-LAST_EVENTS:]])
+    for refusal in found.refusals[-LAST_EVENTS:]:
+        yield ""
+        yield f"refused: {shown(str(refusal.get('command')))}: {shown(str(refusal.get('what')))}"
+        if "means" in refusal:
+            yield f"  {shown(str(refusal.get('code')))}: {refusal['means']}. {shown(str(refusal['next']))}"
+
+
+def _explain_code(call: Call, code: str | None) -> None:
+    from msgspec import to_builtins
+
+    from controller.model.codes import catalogue
+
+    known = catalogue()
+    if code is None:
+        body = {"subject": "reason", "codes": [to_builtins(each) for each in known.values()]}
+        call.output.answer("explain", body, _codes_page(known.values()))
+        return
+    found = known.get(code)
+    if found is None:
+        from controller.library.words import meant
+        from controller.model.errors import NotFound
+
+        raise NotFound(f"there is no code {code!r}{meant(code, known)}", next="controller explain reason")
+    body = {"subject": f"reason:{code}", "code": to_builtins(found)}
+    call.output.answer("explain", body, _code_page(found))
+
+
+def _code_page(found: Code) -> Iterator[str]:
+    fails = "" if found.exit is None else f", exit {found.exit}"
+    yield f"{found.code} ({found.kind}{fails}): {found.text}"
+    yield f"  {found.why}"
+    yield f"next: {found.next}"
+
+
+def _codes_page(codes: Iterable[Code]) -> Iterator[str]:
+    from controller.cli.text import table
+
+    rows = ((code.code, code.kind.value, "-" if code.exit is None else str(code.exit), code.text) for code in codes)
+    yield from table(("CODE", "KIND", "EXIT", "MEANING"), rows)
 
 
 COMMANDS: Mapping[str, click.Command] = {"history": history, "fsck": fsck, "explain": explain}

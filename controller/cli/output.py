@@ -65,6 +65,10 @@ class Output:
         if not self.quiet and not self.json:
             self._stderr([line])
 
+    def warn(self, line: str) -> None:
+        """Tell people what is wrong, on stderr, also under --quiet: a command that stays must not wait for its end."""
+        self._stderr([line])
+
     def fault(self, fault: ControllerError | None) -> dict[str, str] | None:
         """Something wrong that keeps no answer back: as a member of it, or as a note beside it."""
         if fault is None:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import click
 
 from controller.cli.call import Call
-from controller.cli.config import environment
 from controller.cli.output import Output
-from controller.cli.text import meant
 from controller.cli.verb import Duration, help_option
+from controller.library.settings import environment
+from controller.library.words import meant
 from controller.model.errors import ControllerError, DocumentMissing, Refusal, UsageFault
 
 PREFIX = "CONTROLLER"
@@ -57,10 +57,17 @@ def _drive() -> Mapping[str, click.Command]:
     return COMMANDS
 
 
+def _serve() -> Mapping[str, click.Command]:
+    from controller.cli.serve import COMMANDS
+
+    return COMMANDS
+
+
 COMMANDS: Mapping[str, Group] = {
     "init": _setup,
     "submit": _runs,
     "reconcile": _drive,
+    "run": _serve,
     "replay-pending": _drive,
     "status": _fleet,
     "show": _runs,

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import click
 
-from controller.cli import config, options
 from controller.cli.call import Call
 from controller.cli.verb import Verb
+from controller.library import options
+from controller.library import settings as config
 from controller.model.errors import UsageFault
 from controller.model.records import MAX_SLOTS, is_id
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
-_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
+from controller.library.words import UNITS
+
 _LAST_YEAR_MS = 253_402_300_799_999
 """The end of the year 9999, the last that a date can show."""
 
@@ -28,30 +29,16 @@ def duration(ms: int) -> str:
         return f"{ms // 100 / 10:.1f}s"
     left = ms
     parts = []
-    for unit, size in _UNITS[:-1]:
+    for unit, size in UNITS[:-1]:
         count, left = divmod(left, size)
         if count:
             parts.append(f"{count}{unit}")
     return " ".join(parts[:2])
 
 
-def meant(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'this'?)` for a near match; "" for anything else: a far-fetched guess misleads."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, list(known), n=1, cutoff=0.75)
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
 def counted(number: int, what: str) -> str:
     """`1 slot`, `2 slots`."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def spelled(ms: int) -> str:
-    """A duration as options and the configuration file spell it, exactly, such as `90s`."""
-    unit, size = next((unit, size) for unit, size in _UNITS if ms % size == 0 and (ms >= size or size == 1))
-    return f"{ms // size}{unit}"
 
 
 def moment(at: int) -> str:

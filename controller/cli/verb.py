@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from controller.cli.call import Call
-from controller.cli.options import DURATIONS, parse_duration
+from controller.library.options import DURATIONS, parse_duration
 from controller.model.errors import UsageFault
 from controller.model.records import MAX_SLOTS, is_id
 
@@ -70,6 +70,16 @@ def _help(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
         click.echo(ctx.get_help())
         ctx.exit()
+
+
+parallelism_option = click.option(
+    "--parallelism",
+    type=click.IntRange(1, 256),
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="Provider calls at once, each for another slot.",
+)
 
 
 class Duration(_IntType):

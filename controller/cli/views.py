@@ -13,6 +13,7 @@ from msgspec import UNSET, Raw, Struct, to_builtins
 
 from controller.cli import text
 from controller.cli.text import shown
+from controller.library.words import spelled
 from controller.model.action import decode
 from controller.model.errors import BrokenAction
 from controller.model.reason import EXPLAINED, Reason
@@ -141,7 +142,7 @@ def step_page(step: Step, now: int) -> Iterator[str]:
     if step.cwd is not None:
         lines.append(("directory", shown(step.cwd)))
     if step.timeout_ms is not None:
-        lines.append(("timeout", text.spelled(step.timeout_ms)))
+        lines.append(("timeout", spelled(step.timeout_ms)))
     if step.max_attempts != 1:
         lines.append(("attempts", f"at most {step.max_attempts} in one life"))
     for attempt in step.attempts:

@@ -9,9 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from controller.engine.moves import Move, ask, moves_of
 from controller.engine.planner import next_step
 from controller.engine.queue import find
+from controller.engine.story import Story, tell_run, tell_slot
 from controller.model.action import action_of
+from controller.model.codes import catalogue
 from controller.model.errors import BrokenAction, NotFound
 from controller.model.reason import EXPLAINED, Reason
 from controller.model.records import (
@@ -21,17 +24,35 @@ from controller.model.records import (
     PendingAction,
     Run,
     RunState,
+    Step,
     StepState,
     Tombstone,
     Worker,
     WorkerState,
 )
-from controller.model.views import advice, is_deferred
+from controller.model.step import is_blocking
+from controller.model.transition import Trigger, Why
+from controller.model.views import advice
 from controller.store.protocol import SlotNote
+
+MANY = 6
+"""How many steps that have not succeeded are told."""
+
+
+class StepWord(Struct, frozen=True):
+    """Where one step stands, and `because` of what, in a sentence."""
+
+    name: str
+    state: StepState
+    because: str
 
 
 class Explanation(Struct, frozen=True):
-    """`state` in one word, `because` in sentences, what to do `next`, and the events that led there, oldest first."""
+    """`state` in one word, `because` in sentences, what to do `next`, and the events that led there, oldest first.
+
+    `story` is what those events amount to, `moves` what could happen now, `steps` where those of a run stand (both
+    empty for a slot). Each of `refusals` is a note with what its code `means` and what to do `next`.
+    """
 
     subject: str
     state: str
@@ -39,6 +60,9 @@ class Explanation(Struct, frozen=True):
     next: tuple[str, ...]
     events: tuple[Event, ...]
     refusals: tuple[Mapping[str, object], ...]
+    story: Story
+    moves: tuple[Move, ...] = ()
+    steps: tuple[StepWord, ...] = ()
 
 
 class Surroundings(Struct, frozen=True):
@@ -56,7 +80,21 @@ def explain_run(document: Document, run_id: str, around: Surroundings) -> Explan
     """Explain a run, or what is left of one. Raises NotFound."""
     found = find(document, run_id)
     because, after = _of_tombstone(found) if isinstance(found, Tombstone) else _of_run(document, found, around)
-    return _explanation(f"run:{run_id}", found.state, because, after, around)
+    events = _known(document, around)
+    steps = tuple(StepWord(step.name, step.state, _of_step(step, found)) for step in found.steps)
+    if len(steps) > 1:
+        because += _steps_told(run_id, steps)
+    return _explanation(
+        f"run:{run_id}",
+        found.state,
+        because,
+        after,
+        around,
+        events,
+        story=tell_run(found, events),
+        moves=moves_of(document, found, around.now),
+        steps=steps,
+    )
 
 
 def explain_slot(document: Document, slot: int, around: Surroundings) -> Explanation:
@@ -83,14 +121,83 @@ def explain_slot(document: Document, slot: int, around: Surroundings) -> Explana
         after += todo
     elif worker is not None and worker.state not in (WorkerState.READY, WorkerState.ASSIGNED):
         after.append("controller reconcile --apply")
-    return _explanation(f"slot:{slot}", state, because, after, around)
+    events = _known(document, around)
+    return _explanation(f"slot:{slot}", state, because, after, around, events, story=tell_slot(worker, slot, events))
+
+
+def _known(document: Document, around: Surroundings) -> tuple[Event, ...]:
+    """The events that *document* may know of: what was committed after it was read is no contradiction to it."""
+    return tuple(event for event in around.events if event.revision <= document.revision)
 
 
 def _explanation(
-    subject: str, state: str, because: Sequence[str], after: Sequence[str], around: Surroundings
+    subject: str,
+    state: str,
+    because: Sequence[str],
+    after: Sequence[str],
+    around: Surroundings,
+    events: tuple[Event, ...],
+    *,
+    story: Story,
+    moves: tuple[Move, ...] = (),
+    steps: tuple[StepWord, ...] = (),
 ) -> Explanation:
-    refused = tuple(refusal for refusal in around.refusals if refusal.get("subject") == subject)
-    return Explanation(subject, state, tuple(because), tuple(dict.fromkeys(after)), tuple(around.events), refused)
+    refused = tuple(_in_words(refusal) for refusal in around.refusals if refusal.get("subject") == subject)
+    wrong = [f"History and document do not agree: {sentence}." for sentence in story.disagreements]
+    todo = ["controller fsck", *after] if wrong else after
+    return Explanation(
+        subject, state, (*wrong, *because), tuple(dict.fromkeys(todo)), events, refused, story, moves, steps
+    )
+
+
+def _in_words(refusal: Mapping[str, object]) -> Mapping[str, object]:
+    code = catalogue().get(str(refusal.get("code")))
+    if code is None:
+        return refusal
+    return {
+        **refusal,
+        "means": code.text,
+        "next": code.next.replace("RUN", str(refusal["subject"]).removeprefix("run:")),
+    }
+
+
+def _of_step(step: Step, found: Run | Tombstone) -> str:
+    steps = found.steps
+    following = next_step(found) if isinstance(found, Run) else None
+    reason = "" if step.reason is None else f": {EXPLAINED[step.reason].text}"
+    states = {each.name: each.state for each in steps}
+    missing = [(name, states.get(name)) for name in step.needs if states.get(name) is not StepState.SUCCEEDED]
+    bad = [f"{name}, which it needs, {_ENDED[state]}" for name, state in missing if state and is_blocking(state)]
+    match step.state:
+        case StepState.SKIPPED if bad:
+            return f"Step {step.name} is skipped, because step {bad[0]}."
+        case StepState.PENDING if bad:
+            return f"Step {step.name} cannot start in this life, because step {bad[0]}."
+        case StepState.PENDING if missing:
+            return f"Step {step.name} waits for {' and '.join(name for name, _ in missing)}."
+        case StepState.PENDING if following is not None and step.name == following.name:
+            return f"Step {step.name} is next."
+        case StepState.PENDING:
+            return f"Step {step.name} waits for its turn."
+        case StepState.RUNNING:
+            return f"Step {step.name} runs."
+    return f"Step {step.name} {_ENDED[step.state]}{reason}."
+
+
+_ENDED: Mapping[StepState, str] = {
+    StepState.SUCCEEDED: "succeeded",
+    StepState.FAILED: "failed",
+    StepState.SKIPPED: "was skipped",
+    StepState.CANCELLED: "was cancelled",
+}
+
+
+def _steps_told(run_id: str, steps: Sequence[StepWord]) -> list[str]:
+    """Sentences on steps: what succeeded is counted, and of the rest the first few are told."""
+    done = sum(step.state is StepState.SUCCEEDED for step in steps)
+    rest = [step.because for step in steps if step.state is not StepState.SUCCEEDED]
+    more = [f"({len(rest) - MANY} more steps; all: controller show {run_id})"] if len(rest) > MANY else []
+    return [f"{done} of {len(steps)} steps have succeeded.", *rest[:MANY], *more]
 
 
 def _of_tombstone(found: Tombstone) -> tuple[list[str], list[str]]:
@@ -122,11 +229,16 @@ def _of_run(document: Document, run: Run, around: Surroundings) -> tuple[list[st
 
 
 def _of_queued(document: Document, run: Run, around: Surroundings, because: list[str], after: list[str]) -> None:
-    if is_deferred(run, around.now):
+    claim = ask(document, run, Trigger.CLAIM, around.now)
+    if claim.refused is not None and claim.refused.why is Why.NOT_AVAILABLE:
         reason = run.defer_reason or Reason.SUBMITTED_FOR_LATER
         seconds = ((run.available_at or around.now) - around.now + 999) // 1000
         because += [f"It waits another {seconds} s: {EXPLAINED[reason].text}.", EXPLAINED[reason].why]
         after.append(EXPLAINED[reason].next.replace("RUN", run.id))
+        return
+    if claim.state is RunState.CANCELLED:
+        because.append("A cancel was requested: the next reconcile that would claim it cancels it instead.")
+        after.append("controller reconcile --apply")
         return
     if run.queue not in around.queues:
         because.append(f"Its queue {run.queue} is served by consumers, not by the fleet.")
@@ -164,7 +276,7 @@ def _of_running(document: Document, run: Run, around: Surroundings, because: lis
         after += todo
     elif not running:
         following = next_step(run)
-        if following is not None:
+        if following is not None and len(run.steps) == 1:
             because.append(f"Step {following.name} is next.")
         because += _of_slot(document, slot, around.now)
     after.append("controller reconcile --apply")

@@ -31,7 +31,7 @@ from controller.model.reason import Reason
 from controller.model.records import ActionType, Document, PendingAction, RunState, Worker
 from controller.provider.process import call_liveness, end_group
 from controller.provider.protocol import Done, Outcome, Provider, Unknown
-from controller.store.protocol import Scope, SlotHold
+from controller.store.protocol import Part, Scope, SlotHold
 
 
 def park(
@@ -117,12 +117,31 @@ class Sent(Struct, frozen=True):
     ended: tuple[Ended, ...] = ()
 
 
+class Answer(Struct, frozen=True):
+    """What the provider said of an action: to be applied while whoever sent it still holds its slot lock."""
+
+    action: Action
+    outcome: Outcome
+
+
+class Applied(Struct, frozen=True):
+    """An answer as the part of a commit, and what to say once that is made."""
+
+    part: Part
+    sent: Sent
+
+
 class Sender(Struct, frozen=True):
-    """Sends, replays and settles pending actions of one fleet. Safe to use from several threads, one slot each."""
+    """Sends, replays and settles pending actions of one fleet. Safe to use from several threads, one slot each.
+
+    *gather*, if given, applies several senders' answers in one commit; it returns None for one that is to be applied
+    alone.
+    """
 
     context: Context
     provider: Provider
     policy: Policy
+    gather: Callable[[Answer], Sent | None] | None = None
 
     def send(
         self, slot: int, key: str, *, parked: PendingAction | None = None, began: Callable[[], None] = lambda: None
@@ -158,7 +177,12 @@ class Sender(Struct, frozen=True):
                 # On a full disk the note stays, and whoever comes next finds that process gone: the answer goes first.
                 with suppress(NotDurable):
                     held.clear()
-            return self._apply(slot, action, outcome)
+            answer = Answer(action, outcome)
+            sent = None if self.gather is None else self.gather(answer)
+            sent = self._apply(answer) if sent is None else sent
+            if sent.settled and sent.reason is not Reason.DONE:
+                self._note_trouble(action, sent.reason, sent.detail)
+            return sent
 
     def settle(self, slot: int, key: str, look: Look) -> Sent | None:
         """Settle a pending action by what *look* proves; None: nothing. Raises as `send` does before it sends."""
@@ -255,37 +279,47 @@ class Sender(Struct, frozen=True):
                     )
                 held.clear()
 
-    def _apply(self, slot: int, action: Action, outcome: Outcome) -> Sent:
+    def _apply(self, answer: Answer) -> Sent:
         """Fold the answer into a fresh load and unpark in that commit. What cannot be saved stays parked."""
-        key = action.idempotency_key
-        reason, detail = outcomes.reason_of(outcome), outcomes.describe(action, outcome)
+        action, outcome = answer.action, answer.outcome
+        slot, key, detail = action.slot, action.idempotency_key, outcomes.describe(action, outcome)
         try:
             with self.context.store.hold(self.context.lock_timeout) as hold:
                 loaded = hold.load()
-                entry = loaded.document.pending_actions.get(slot)
-                if entry is None or action_of(entry).idempotency_key != key:
+                applied = self.fold(loaded.document, answer)
+                if applied is None:
                     return Sent(slot, action.type, key, Reason.DONE, "already settled", settled=True)
-                draft = self.context.draft(loaded.document)
-                outcomes.settle(draft, slot, entry, action, outcome, self.policy)
-                edit = draft.edit()
-                hold.commit(loaded, edit, scope=_scope(loaded.document, action))
+                hold.commit(loaded, applied.part.edit, scope=applied.part.scope)
+                return applied.sent
         except (Busy, NotDurable, DocumentFault) as trouble:
+            reason = outcomes.reason_of(outcome)
             return Sent(slot, action.type, key, reason, detail, False, trouble, action.run)
         except Exception as error:  # noqa: BLE001 - whatever an apply raises, its slot stands alone and stays parked
             failure = error if isinstance(error, ControllerError) else unforeseen(error)
-            self._note_trouble(slot, action, Reason.APPLY_FAILED, failure.what)
+            self._note_trouble(action, Reason.APPLY_FAILED, failure.what)
             return Sent(slot, action.type, key, Reason.APPLY_FAILED, detail, False, failure, action.run)
-        settled = slot not in draft.pending
-        if settled and not isinstance(outcome, Done):
-            self._note_trouble(slot, action, reason, detail)
-        return Sent(slot, action.type, key, reason, detail, settled, run=action.run, ended=ended_in(edit))
 
-    def _note_trouble(self, slot: int, action: Action, reason: Reason, what: str) -> None:
+    def fold(self, document: Document, answer: Answer) -> Applied | None:
+        """What the answer makes of *document*, a fresh load; None: its slot does not hold this key any more."""
+        action, outcome = answer.action, answer.outcome
+        slot, key = action.slot, action.idempotency_key
+        entry = document.pending_actions.get(slot)
+        if entry is None or action_of(entry).idempotency_key != key:
+            return None
+        draft = self.context.draft(document)
+        outcomes.settle(draft, slot, entry, action, outcome, self.policy)
+        edit = draft.edit()
+        reason, detail = outcomes.reason_of(outcome), outcomes.describe(action, outcome)
+        settled = slot not in draft.pending
+        sent = Sent(slot, action.type, key, reason, detail, settled, run=action.run, ended=ended_in(edit))
+        return Applied(Part(edit, _scope(document, action)), sent)
+
+    def _note_trouble(self, action: Action, reason: Reason, what: str) -> None:
         """Record, in a commit of its own on a clean load, what an apply may not touch. Best effort: it is said anyway.
 
         An action that could not be applied stays parked, whatever happens here.
         """
-        key = action.idempotency_key
+        slot, key = action.slot, action.idempotency_key
         try:
             with self.context.store.hold(self.context.lock_timeout) as hold:
                 loaded = hold.load()

@@ -6,7 +6,8 @@ park, at most one a slot. Nothing is planned for a slot that has a pending actio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from heapq import nsmallest
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -35,6 +36,7 @@ from controller.model.records import (
 )
 from controller.model.transition import Trigger
 from controller.model.views import is_deferred
+from controller.provider.protocol import Pushed
 
 LAYERS = {layer: rank for rank, layer in enumerate(Priority)}
 
@@ -66,14 +68,61 @@ class Ground(Struct, frozen=True):
     """Plan this slot alone, and let it take no new run."""
 
 
-def plan(document: Document, look: Look | None, ground: Ground, now: int, *, command: str = "reconcile") -> Plan:
-    """The next plan. Without a look, or with an incomplete one, nothing is concluded from absence."""
+def plan(
+    document: Document,
+    look: Look | None,
+    ground: Ground,
+    now: int,
+    *,
+    command: str = "reconcile",
+    ends: Sequence[Pushed] = (),
+    changed: frozenset[int] | None = None,
+) -> Plan:
+    """The next plan. Without a look, or with an incomplete one, nothing is concluded from absence.
+
+    *ends* are told by workers themselves and folded by their keys first. *changed*: nothing new is known of the runs
+    that any other slot holds, so they are left out; None: every slot is planned for.
+    """
     draft = Draft(document, now=now, command=command)
+    for end in ends:
+        # How an end that nobody knows came about, a look has to say; and a pending action is settled before its slot.
+        if end.slot not in draft.pending and not fold.unknowable(end.step):
+            fold.end_step(draft, end.slot, end.step, ground.policy)
     returned = frozenset[int]() if look is None else observe(draft, look, ground.policy)
-    parks = tuple(_parks(draft, ground, returned))
+    parks = tuple(_parks(draft, ground, returned, changed))
     if parks:
         _remember(draft, ground)
     return Plan(draft.edit(), parks)
+
+
+def changed_slots(before: Document, after: Document) -> frozenset[int] | None:
+    """Slots whose worker, pending action or held run differ; None: something that matters to every slot does."""
+    if (before.draining, before.lineage, before.epoch) != (after.draining, after.lineage, after.epoch):
+        return None
+    slots = {n for n, worker in after.workers.items() if _differs(before.workers.get(n), worker)}
+    pending = after.pending_actions
+    slots |= {
+        n for n in before.pending_actions.keys() | pending.keys() if before.pending_actions.get(n) != pending.get(n)
+    }
+    slots |= {
+        run.worker.slot
+        for run in after.runs.values()
+        if run.worker is not None and _differs(before.runs.get(run.id), run)
+    }
+    return frozenset(slots)
+
+
+def _differs(before: Struct | None, after: Struct) -> bool:
+    return before is not after and before != after
+
+
+def next_due(document: Document, policy: Policy, now: int) -> int | None:
+    """When, in UTC ms after *now*, something falls due that no event will tell; None: nothing waits for a time."""
+    times = [run.available_at for run in document.runs.values() if run.available_at and run.state is RunState.QUEUED]
+    times += [slot.not_before for slot in document.slots.values() if slot.not_before]
+    times += [entry.not_before for entry in document.pending_actions.values() if entry.not_before]
+    times += [w.changed_at + policy.idle_ms for w in document.workers.values() if w.state is WorkerState.READY]
+    return min((at for at in times if at > now), default=None)
 
 
 def _remember(draft: Draft, ground: Ground) -> None:
@@ -86,10 +135,11 @@ def _remember(draft: Draft, ground: Ground) -> None:
         )
 
 
-def _parks(draft: Draft, ground: Ground, returned: frozenset[int]) -> Iterator[Parked]:
+def _parks(draft: Draft, ground: Ground, returned: frozenset[int], changed: frozenset[int] | None) -> Iterator[Parked]:
     waiting = _due(draft, ground)
     for number, worker in sorted(draft.workers.items()):
-        if not _may_plan(draft, ground, number):
+        untouched = changed is not None and number not in changed and worker.state is WorkerState.ASSIGNED
+        if untouched or not _may_plan(draft, ground, number):
             continue
         if number in returned:
             why = "recorded as lost, but the provider shows it alive"
@@ -129,13 +179,17 @@ def _due(draft: Draft, ground: Ground) -> list[str]:
     policy = ground.policy
     if draft.draining or ground.only is not None:
         return []
-    due = [
+    due = (
         run
         for _, run in draft.runs.items()
-        if run.state is RunState.QUEUED and run.queue in policy.queues and not _waits(run, draft.now, policy)
-    ]
-    due.sort(key=lambda run: (LAYERS[run.priority], run.sequence, run.id))
-    return [run.id for run in due]
+        if run.state is RunState.QUEUED
+        and (run.available_at is None or not _waits(run, draft.now, policy))
+        and run.queue in policy.queues
+    )
+    # More than can be served at once are of no use, and ordering them all costs more than everything else here.
+    most = 2 * (policy.slots + len(draft.document.workers))
+    first = nsmallest(most, due, key=lambda run: (LAYERS[run.priority], run.sequence, run.id))
+    return [run.id for run in first]
 
 
 def _waits(run: Run, now: int, policy: Policy) -> bool:

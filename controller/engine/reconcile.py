@@ -7,21 +7,26 @@ again. One commit parks a whole plan; different slots are asked concurrently, an
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 from msgspec.structs import replace
 
+from controller.engine.gather import Waiting
 from controller.engine.outcomes import MAX_RETRY_AFTER_MS
-from controller.engine.pending import Ended, Sender, Sent, ended_in, unforeseen
-from controller.engine.planner import Ground, Parked, Plan, plan
+from controller.engine.pending import Sender, Sent, unforeseen
+from controller.engine.planner import Ground, Plan, changed_slots, plan
+from controller.engine.report import Report
 from controller.model.action import action_of
+from controller.model.edit import foreseen
 from controller.model.errors import ControllerError, EditedOutside, ProviderFailed, SlotBusy, SlotUnproven
 from controller.model.inventory import Look
 from controller.model.policy import still_waits
 from controller.model.reason import Reason
 from controller.model.records import Document, PendingAction
+from controller.provider.protocol import Pushed
+from controller.store.protocol import Part
 
 MAX_PASSES = 10
 SHORTEST_WAIT = 0.25
@@ -40,43 +45,6 @@ class Stop:
 
     def __bool__(self) -> bool:
         return self._event.is_set()
-
-
-class Report:
-    """What a reconcile or replay did, and what it left behind."""
-
-    def __init__(self) -> None:
-        self.passes = 0
-        self.parked: list[Parked] = []
-        self.sent: list[Sent] = []
-        self.ended: list[Ended] = []
-        self.busy: dict[int, SlotBusy] = {}
-        self.errors: list[ControllerError] = []
-        self.stuck: set[int] = set()
-        """Slots that no further reconcile helps: unreadable, or whose provider process nobody can prove gone."""
-        self.converged = False
-        self.interrupted = False
-
-    @property
-    def changed(self) -> bool:
-        return bool(self.parked or self.sent or self.ended)
-
-    def exit_code(self, document: Document) -> int:
-        """The most serious of what happened: see the table of exit codes."""
-        codes = {error.exit for error in self.errors}
-        codes |= {sent.unsaved.exit for sent in self.sent if sent.unsaved is not None}
-        if self.busy:
-            codes.add(SlotBusy.exit)
-        if self.refused(document):
-            codes.add(5)
-        return next((code for code in (1, 8, 7, 3, 5, 6) if code in codes), max(codes, default=0))
-
-    def refused(self, document: Document) -> tuple[int, ...]:
-        """Slots where a refused or unknown outcome was left behind. Work in progress is not trouble."""
-        left = {slot for slot, entry in document.pending_actions.items() if entry.last_error is not None}
-        final = (Reason.REJECTED, Reason.NOT_SENT, Reason.APPLY_FAILED)
-        left |= {sent.slot for sent in self.sent if sent.reason in final}
-        return tuple(sorted(left))
 
 
 class Reconciler:
@@ -117,7 +85,7 @@ class Reconciler:
         look, failure = self.look()
         if failure is not None:
             raise failure
-        return plan(self._document(), look, self.ground, self._now(), command=self.sender.context.command)
+        return plan(self.document(), look, self.ground, self._now(), command=self.sender.context.command)
 
     def reconcile(self) -> Report:
         """Replay, pass until nothing changes, replay. Trouble with one slot is in the report and stops no other.
@@ -151,14 +119,16 @@ class Reconciler:
         self._replay(report, ignore_not_before=True, only=slot)
         if self.waiting_for_looks(only=slot):
             look, failure = self.look()
-            self._tell(report, look, failure)
-            self._settle(report, look, only=slot)
+            self.tell(report, look, failure)
+            self.settle(report, look, only=slot)
         report.interrupted = bool(self.stop)
         return report
 
-    def due(self, *, ignore_not_before: bool, only: int | None = None) -> tuple[tuple[int, str], ...]:
-        """Slots and keys that a replay would send now, in slot order."""
-        document = self._document()
+    def due(
+        self, *, ignore_not_before: bool, only: int | None = None, document: Document | None = None
+    ) -> tuple[tuple[int, str], ...]:
+        """Slots and keys that a replay would send now, in slot order. *document*: as it was just read."""
+        document = self.document() if document is None else document
         now = self._now()
         return tuple(
             (slot, action_of(entry).idempotency_key)
@@ -170,14 +140,14 @@ class Reconciler:
 
     def waiting_for_looks(self, *, only: int | None = None) -> tuple[tuple[int, str], ...]:
         """Slots and keys that no send can help any more: looks settle them."""
-        document = self._document()
+        document = self.document()
         return tuple(
             (slot, action_of(entry).idempotency_key)
             for slot, entry in sorted(document.pending_actions.items())
             if only in (None, slot) and self.sender.waits_for_proof(document, entry)
         )
 
-    def _document(self) -> Document:
+    def document(self) -> Document:
         """The document as it stands. Raises EditedOutside: nothing is sent on the strength of bytes not ours."""
         snapshot = self.sender.context.store.read()
         if snapshot.edited:
@@ -199,21 +169,20 @@ class Reconciler:
     def _pass(self, report: Report) -> bool:
         """One pass; False when it changed nothing and nothing is about to."""
         look, failure = self.look()
-        self._tell(report, look, failure)
-        changed = self._settle(report, look)
+        self.tell(report, look, failure)
+        changed = self.settle(report, look)
         if self.stop or look is None:
             # A provider that cannot say what there is is asked for nothing new.
             return changed
-        planned, document = self._park(look)
-        report.parked.extend(planned.parks)
-        report.ended += ended_in(planned.edit)
+        planned, document = self.park(look)
+        report.add_plan(planned)
         sends = [(p.slot, p.key, document.pending_actions.get(p.slot)) for p in planned.parks]
         sent = self._send_all(report, sends)
         waited = self._wait_for_soon()
         replayed = waited and self._replay(report, ignore_not_before=False)
         return changed or sent or replayed or not planned.edit.empty
 
-    def _tell(self, report: Report, look: Look | None, failure: ControllerError | None) -> None:
+    def tell(self, report: Report, look: Look | None, failure: ControllerError | None) -> None:
         """Say once what is wrong with looks: one that shows half says nothing about what it leaves out."""
         troubles = () if look is None else look.inventory.troubles
         report.stuck |= set() if look is None else set(look.inventory.unreadable)
@@ -247,18 +216,21 @@ class Reconciler:
             ttl = None if known is None else known.key_ttl_ms
         self.ground = replace(self.ground, key_ttl_ms=ttl)
 
-    def _settle(self, report: Report, look: Look | None, *, only: int | None = None) -> bool:
+    def settle(
+        self, report: Report, look: Look | None, *, only: int | None = None, without: Collection[int] = ()
+    ) -> bool:
+        """Settle pending actions by what *look* proves, but for slots that are being asked; True if any was."""
         if look is None or not look.complete:
             return False
         only = self.ground.only if only is None else only
         settled = False
-        for slot, entry in sorted(self._document().pending_actions.items()):
-            if only not in (None, slot):
+        for slot, entry in sorted(self.document().pending_actions.items()):
+            if only not in (None, slot) or slot in without:
                 continue
             try:
                 sent = self.sender.settle(slot, action_of(entry).idempotency_key, look)
             except ControllerError as error:
-                self._failed(report, slot, error)
+                self.failed(report, slot, error)
                 continue
             if sent is not None:
                 report.sent.append(sent)
@@ -266,14 +238,55 @@ class Reconciler:
                 settled = settled or sent.settled
         return settled
 
-    def _park(self, look: Look | None) -> tuple[Plan, Document]:
-        """Plan on the document loaded in the very hold that parks it, all slots in one commit."""
+    def park(
+        self,
+        look: Look | None,
+        *,
+        ends: Sequence[Pushed] = (),
+        since: Document | None = None,
+        waiting: Sequence[Waiting] = (),
+    ) -> tuple[Plan, Document]:
+        """Plan on the document loaded in the very hold that parks it, all slots in one commit.
+
+        *waiting* answers are applied in that commit too, before the plan, and settled; *ends* are folded in it.
+        *since*: plan only for what differs from that document.
+        """
         context = self.sender.context
-        with context.store.hold(context.lock_timeout) as hold:
-            loaded = hold.load()
-            planned = plan(loaded.document, look, self.ground, self._now(), command=context.command)
-            document = loaded.document if planned.edit.empty else hold.commit(loaded, planned.edit)
+        told: list[tuple[Waiting, Sent | None]] = [(each, None) for each in waiting]
+        try:
+            with context.store.hold(context.lock_timeout) as hold:
+                loaded = hold.load()
+                document, parts, applied = self._applied(loaded.document, waiting)
+                changed = None if since is None else changed_slots(since, document)
+                if changed is not None:
+                    changed |= {end.slot for end in ends}
+                planned = plan(
+                    document, look, self.ground, self._now(), command=context.command, ends=ends, changed=changed
+                )
+                if parts or not planned.edit.empty:
+                    document = hold.commit(loaded, planned.edit, parts=parts)
+            told = applied
+        finally:
+            for each, sent in told:
+                each.settle(sent)
         return planned, document
+
+    def _applied(
+        self, document: Document, waiting: Sequence[Waiting]
+    ) -> tuple[Document, list[Part], list[tuple[Waiting, Sent | None]]]:
+        """*document* with the answers in it, as parts of a commit to be; one that cannot be folded is left alone."""
+        parts: list[Part] = []
+        told: list[tuple[Waiting, Sent | None]] = []
+        for each in waiting:
+            try:
+                applied = self.sender.fold(document, each.answer)
+            except Exception:  # noqa: BLE001 - its sender applies it alone, meets the same, and says so for its slot
+                applied = None
+            told.append((each, None if applied is None else applied.sent))
+            if applied is not None:
+                parts.append(applied.part)
+                document = foreseen(document, applied.part.edit)
+        return document, parts, told
 
     def _wait_for_soon(self) -> bool:
         """Wait for pending actions that may be asked again within a moment."""
@@ -300,15 +313,15 @@ class Reconciler:
     def _send_each(self, report: Report, sends: Sequence[tuple[int, str, PendingAction | None]]) -> None:
         with ThreadPoolExecutor(self.parallelism, thread_name_prefix="slot") as pool:
             running: dict[Future[Sent | None], int] = {}
-            for (slot, key, parked), (turn, following) in zip(sends, _turns(len(sends)), strict=True):
-                running[pool.submit(self._in_turn, slot, key, parked, turn, following)] = slot
+            for (slot, key, parked), (turn, following) in zip(sends, turns(len(sends)), strict=True):
+                running[pool.submit(self.in_turn, slot, key, parked, turn, following)] = slot
             while running:
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     slot = running.pop(future)
-                    self._collect(report, slot, future.result)
+                    self.collect(report, slot, future.result)
 
-    def _in_turn(
+    def in_turn(
         self, slot: int, key: str, parked: PendingAction | None, turn: threading.Event, following: threading.Event
     ) -> Sent | None:
         """Begin only after the slot before has begun: replay is promised to start in slot order."""
@@ -329,11 +342,12 @@ class Reconciler:
         finally:
             del self.asking[what]
 
-    def _collect(self, report: Report, slot: int, get: Callable[[], Sent | None]) -> None:
+    def collect(self, report: Report, slot: int, get: Callable[[], Sent | None]) -> None:
+        """Take what became of one send into the report. *get* may raise what the send raised."""
         try:
             sent = get()
         except ControllerError as error:
-            self._failed(report, slot, error)
+            self.failed(report, slot, error)
         except Exception as error:  # noqa: BLE001 - each slot stands alone, also for what nobody foresaw
             report.errors.append(unforeseen(error))
         else:
@@ -342,7 +356,7 @@ class Reconciler:
                 report.ended += sent.ended
                 report.busy.pop(slot, None)
 
-    def _failed(self, report: Report, slot: int, error: ControllerError) -> None:
+    def failed(self, report: Report, slot: int, error: ControllerError) -> None:
         """Note what kept a slot from being served. Each slot stands alone."""
         if isinstance(error, SlotBusy):
             report.busy[slot] = error
@@ -353,7 +367,7 @@ class Reconciler:
             report.errors.append(error)
 
 
-def _turns(count: int) -> Iterator[tuple[threading.Event, threading.Event]]:
+def turns(count: int) -> Iterator[tuple[threading.Event, threading.Event]]:
     turn = threading.Event()
     turn.set()
     for _ in range(count):

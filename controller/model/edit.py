@@ -188,6 +188,29 @@ def apply_edit(document: Document, edit: Edit) -> Document:
     )
 
 
+def foreseen(document: Document, edit: Edit) -> Document:
+    """*document* as *edit* would leave it, still at its own revision: to draft what shall follow in the same commit."""
+    return structs.replace(apply_edit(document, edit), revision=document.revision, events=document.events)
+
+
+def joined(first: Edit, second: Edit) -> Edit:
+    """Both as one edit; *second* was drafted over what *first* leaves."""
+    return Edit(
+        runs={**first.runs, **second.runs},
+        workers={**first.workers, **second.workers},
+        pending_actions={**first.pending_actions, **second.pending_actions},
+        slots={**first.slots, **second.slots},
+        queues={**first.queues, **second.queues},
+        providers={**first.providers, **second.providers},
+        finished={**first.finished, **second.finished},
+        disowned={**first.disowned, **second.disowned},
+        troubles=first.troubles + second.troubles,
+        counters=second.counters or first.counters,
+        draining=first.draining if second.draining is None else second.draining,
+        events=first.events + second.events,
+    )
+
+
 def _merged(base: Mapping[K, V], changes: Mapping[K, V | None]) -> Mapping[K, V]:
     if not changes:
         return base

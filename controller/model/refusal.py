@@ -6,20 +6,58 @@ from collections.abc import Mapping
 from typing import Final
 
 from controller.model.errors import TransitionRefused
+from controller.model.reason import Explained
 from controller.model.records import Run, Tombstone, Worker
 from controller.model.transition import Refused, Trigger, Why
 
-_SAYS: Final[Mapping[Why, str]] = {
-    Why.ILLEGAL_TRANSITION: "that cannot happen in this state",
-    Why.NOT_AVAILABLE: "not available yet",
-    Why.MISSING_REASON_CODE: "a reason code is missing",
-    Why.MISSING_DEFER_REASON: "a deferral needs a defer reason",
-    Why.STEPS_NOT_TERMINAL: "a step has not ended",
-    Why.STALE_LEASE: "stale: the caller does not hold it",
-    Why.LEASE_STILL_VALID: "its holder's lease is still valid",
-    Why.CANCEL_REQUESTED: "a cancel was requested",
-    Why.UNKNOWN_STATE: "no such state",
+REFUSALS: Final[Mapping[Why, Explained]] = {
+    Why.ILLEGAL_TRANSITION: Explained(
+        "that cannot happen in this state",
+        "Its state has no way to where the event leads: it has ended, or has not begun.",
+        "See its state with `controller explain RUN`; nothing changed.",
+    ),
+    Why.NOT_AVAILABLE: Explained(
+        "not available yet",
+        "It waits for a time, for a step that it needs, or for a worker that still holds something.",
+        "Wait: `controller explain RUN` says for what.",
+    ),
+    Why.MISSING_REASON_CODE: Explained(
+        "a reason code is missing",
+        "Something ends or is cancelled, and whoever reported it did not say why.",
+        "Report it again with a reason code; `controller explain reason` lists them.",
+    ),
+    Why.MISSING_DEFER_REASON: Explained(
+        "a deferral needs a defer reason",
+        "A run may wait only for a reason that means waiting, and none was given.",
+        "Report it again with one of the reasons for which a run waits; `controller explain reason` lists them.",
+    ),
+    Why.STEPS_NOT_TERMINAL: Explained(
+        "a step has not ended",
+        "A run ends after its last step; one of them is pending or running.",
+        "Wait for the step, or cancel the run: `controller cancel RUN`.",
+    ),
+    Why.STALE_LEASE: Explained(
+        "stale: the caller does not hold it",
+        "It was given to another life since, so the result of an earlier one must not count.",
+        "Nothing is lost. Drop this result; `controller show RUN` names the holder and its token.",
+    ),
+    Why.LEASE_STILL_VALID: Explained(
+        "its holder's lease is still valid",
+        "A run is taken from its holder only once that is proven gone, stopped or past its deadline.",
+        "Wait for that proof; `controller reconcile --apply` looks.",
+    ),
+    Why.CANCEL_REQUESTED: Explained(
+        "a cancel was requested",
+        "Nothing of a run starts any more once somebody wants it cancelled.",
+        "Start nothing; `controller reconcile --apply` ends it.",
+    ),
+    Why.UNKNOWN_STATE: Explained(
+        "no such state",
+        "What is stored is not the name of any state: another program, or another version, wrote it.",
+        "Run `controller fsck`.",
+    ),
 }
+"""What every code means to somebody who looks it up; total, which a test proves."""
 _NEXT: Final[Mapping[Why, str]] = {
     Why.ILLEGAL_TRANSITION: "nothing changed; see `{see}`",
     Why.NOT_AVAILABLE: "nothing changed; try again once it is, see `{see}`",
@@ -74,7 +112,7 @@ def of_tombstone(stone: Tombstone, trigger: Trigger, token: int | None) -> Trans
 def _refusal(subject: str, refused: Refused, where: str, see: str) -> TransitionRefused:
     denied = f" (not moved to {refused.denied})" if refused.denied else ""
     state = refused.state or "not there"
-    what = f"{subject} is {state}: {refused.event} refused{denied}: {_SAYS[refused.why]}"
+    what = f"{subject} is {state}: {refused.event} refused{denied}: {REFUSALS[refused.why].text}"
     return TransitionRefused(what, why=refused.why, where=where, next=_NEXT[refused.why].format(see=see))
 
 

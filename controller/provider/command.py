@@ -23,7 +23,7 @@ from controller.model.inventory import Inventory
 from controller.provider import wire
 from controller.provider.call import Answer, Caller, End
 from controller.provider.process import end_group
-from controller.provider.protocol import Description, NotSent, Outcome, Register, Unknown
+from controller.provider.protocol import Description, News, NotSent, Outcome, Register, Unknown
 
 
 class Deadlines(Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,21 +95,21 @@ class CommandProvider:
         except wire.BadReply as error:
             raise self._failed("inventory", str(error), answer) from error
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> News:
         """The program is told how long it may take, and is ended a second after that: no news, then."""
         seconds = min(seconds, self._deadlines.wait)
         request = wire.request("wait", fleet=self._fleet, lineage=self._lineage, timeout_ms=round(seconds * 1000))
         answer = self._caller.call(request, seconds + 1.0)
         if isinstance(answer, NotSent):
             if self._caller.interrupted:
-                return False
+                return News()
             raise self._not_asked("wait", answer)
         if answer.interrupted or answer.end is End.DEADLINE:
-            return False
+            return News()
         if answer.trouble:
             raise self._failed("wait", answer.trouble, answer)
         try:
-            return wire.parse_wait(answer.stdout)
+            return News(look=wire.parse_wait(answer.stdout))
         except wire.BadReply as error:
             raise self._failed("wait", str(error), answer) from error
 

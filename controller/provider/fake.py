@@ -22,7 +22,7 @@ from controller.model.errors import ProviderFailed
 from controller.model.inventory import Inventory, Seen, SeenStep, SeenWorker, StepSeen
 from controller.model.process import ProcessIdentity
 from controller.model.records import ActionType, Resource
-from controller.provider.protocol import Description, Done, Outcome, Pending, Register, Rejected, Unknown
+from controller.provider.protocol import Description, Done, News, Outcome, Pending, Register, Rejected, Unknown
 
 
 class Say(Struct, frozen=True):
@@ -185,12 +185,12 @@ class FakeProvider:
             look()
         return self.truth()
 
-    def wait(self, seconds: float) -> bool:  # noqa: ARG002 - it never waits
+    def wait(self, seconds: float) -> News:  # noqa: ARG002 - it never waits
         with self._lock:
             self.calls.append(Call("wait"))
             changed = self._changed.is_set()
             self._changed.clear()
-            return changed
+            return News(look=changed)
 
     def close(self) -> None:
         self.closed = True

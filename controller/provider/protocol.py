@@ -76,6 +76,23 @@ class Description(Struct, frozen=True):
     wait: bool = False
 
 
+class Pushed(Struct, frozen=True):
+    """The end of a step of the worker in `slot`, told by the worker itself."""
+
+    slot: int
+    step: SeenStep
+
+
+class News(Struct, frozen=True):
+    """What came while it was waited for. `look`: inventory may have changed in more than the `ends`. False: nothing."""
+
+    look: bool = False
+    ends: tuple[Pushed, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.look or bool(self.ends)
+
+
 class Provider(Protocol):
     @property
     def kind(self) -> str:
@@ -99,8 +116,11 @@ class Provider(Protocol):
         """Ask for *action*, whose canonical bytes are *raw*. Never raises; returns within its deadline and grace."""
         ...
 
-    def wait(self, seconds: float) -> bool:
-        """Return True as soon as inventory may have changed, False after *seconds*. Only if described so."""
+    def wait(self, seconds: float) -> News:
+        """What is new, as soon as inventory may have changed; nothing after *seconds*. Only if described so.
+
+        Raises ProviderFailed. Must not be called by two threads at once.
+        """
         ...
 
     def close(self) -> None:

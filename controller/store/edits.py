@@ -5,25 +5,31 @@ Not promised: anything about bytes or locks. An edit is refused whole; the docum
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import reduce
 
 from msgspec import Struct
 
-from controller.model.edit import Edit, apply_edit
+from controller.model.edit import Edit, apply_edit, joined
 from controller.model.errors import InvariantBroken, ScopeExceeded
 from controller.model.invariants import Touched, regressions, violations
 from controller.model.records import Document
 from controller.store.codec import MAPS, Unstorable, storable
-from controller.store.protocol import Scope
+from controller.store.protocol import Part, Scope
 
 
-def next_document(document: Document, edit: Edit, scope: Scope | None, where: str) -> Document:
-    """The document that *edit* makes of *document*. Raises ScopeExceeded or InvariantBroken.
+def next_document(
+    document: Document, edit: Edit, scope: Scope | None, where: str, *, parts: Sequence[Part] = ()
+) -> Document:
+    """The document that *parts* and *edit* make of *document*. Raises ScopeExceeded or InvariantBroken.
 
     Only *new* violations refuse: one that is there already must not keep anybody from mending it.
     """
+    for part in parts:
+        _check_scope(part.edit, part.scope, where)
     if scope is not None:
         _check_scope(edit, scope, where)
+    edit = reduce(joined, (*(part.edit for part in parts), edit))
     if not edit.events:
         raise _broken("the edit has no event: history could not explain it", where)
     _check_storable(edit, where)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
@@ -36,7 +36,7 @@ from controller.model.records import Document, Event
 from controller.store import codec, disk, refusals
 from controller.store.history import History
 from controller.store.locks import DocumentLock, SlotLocks, unusable
-from controller.store.protocol import Hold, Loaded, Scope, SlotHold, SlotNote, Snapshot
+from controller.store.protocol import Hold, Loaded, Part, Scope, SlotHold, SlotNote, Snapshot
 
 DOCUMENT: Final = "controller.json"
 LOCK: Final = "controller.lock"
@@ -281,7 +281,7 @@ class _FileHold:
             next="mend the disk, then run it again: it looks at what is there and writes it anew",
         )
 
-    def commit(self, loaded: Loaded, edit: Edit, *, scope: Scope | None = None) -> Document:
+    def commit(self, loaded: Loaded, edit: Edit, *, scope: Scope | None = None, parts: Sequence[Part] = ()) -> Document:
         from controller.store.edits import next_document
 
         self.check_lock()
@@ -292,7 +292,7 @@ class _FileHold:
                 next="nothing was written; load inside the hold, and again after each commit",
             )
         self.check_unmoved(loaded.image)
-        document = next_document(loaded.document, edit, scope, str(self.store.path))
+        document = next_document(loaded.document, edit, scope, str(self.store.path), parts=parts)
         return self.put(loaded.image, document)
 
     def put(self, expected: Image | None, document: Document) -> Document:

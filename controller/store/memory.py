@@ -10,7 +10,7 @@ and leaves what a process killed there would leave.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from threading import Lock, get_ident
 
@@ -34,7 +34,7 @@ from controller.model.errors import (
 from controller.model.process import ProcessIdentity
 from controller.model.records import MAX_SLOTS, Document, Event
 from controller.store.edits import next_document
-from controller.store.protocol import Hold, Loaded, Scope, SlotHold, SlotNote, Snapshot
+from controller.store.protocol import Hold, Loaded, Part, Scope, SlotHold, SlotNote, Snapshot
 from controller.store.refusals import KEPT
 
 _POLL = 0.005
@@ -193,7 +193,7 @@ class _MemoryHold:
         self._fences.append(fenced)
         return fenced
 
-    def commit(self, loaded: Loaded, edit: Edit, *, scope: Scope | None = None) -> Document:
+    def commit(self, loaded: Loaded, edit: Edit, *, scope: Scope | None = None, parts: Sequence[Part] = ()) -> Document:
         store, disk = self._store, self._disk
         self._check_lock()
         if not any(loaded is known for known in self._fences):
@@ -203,7 +203,7 @@ class _MemoryHold:
                 next="nothing was written; load inside the hold, and again after each commit",
             )
         self._check_unmoved(loaded.document)
-        document = next_document(loaded.document, edit, scope, store.where)
+        document = next_document(loaded.document, edit, scope, store.where, parts=parts)
         self._fences.clear()
         try:
             for point in ("write", "sync", "rename"):

@@ -6,6 +6,7 @@ whose caller was killed did not happen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -48,6 +49,13 @@ class Scope(Struct, frozen=True):
     run: str | None
 
 
+class Part(Struct, frozen=True):
+    """An edit that shares its commit with others, and what it may touch."""
+
+    edit: Edit
+    scope: Scope
+
+
 class Hold(Protocol):
     """One tenure of the document lock."""
 
@@ -60,7 +68,7 @@ class Hold(Protocol):
         """
         ...
 
-    def commit(self, loaded: Loaded, edit: Edit, *, scope: Scope | None = None) -> Document:
+    def commit(self, loaded: Loaded, edit: Edit, *, scope: Scope | None = None, parts: Sequence[Part] = ()) -> Document:
         """Make *edit* of *loaded* durable and return the next document, which is not fenced: load again to commit
         again.
 
@@ -68,6 +76,9 @@ class Hold(Protocol):
         InvariantBroken (only new violations); each leaves document and history as they were. StorageFailed: the old
         revision stands and no temporary file is left. DurabilityFailed: unknown; reload, and send nothing on the
         strength of it. An edit without events is refused (InvariantBroken): a change that history does not explain.
+
+        *parts* come first, in the same commit, each drafted over what the one before leaves and checked for its own
+        scope: all of them are committed with *edit*, which may then be empty, or none.
         """
         ...
 

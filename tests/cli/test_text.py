@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.cli import text
+from controller.library import words
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_a_length_of_time_has_its_two_largest_units(ms: int, said: str) -> None:
 
 @pytest.mark.parametrize(("ms", "spelled"), [(0, "0ms"), (1500, "1500ms"), (90_000, "90s"), (3_600_000, "1h")])
 def test_a_duration_is_spelled_exactly(ms: int, spelled: str) -> None:
-    assert text.spelled(ms) == spelled
+    assert words.spelled(ms) == spelled
 
 
 def test_times_that_no_calendar_has_are_shown_as_numbers() -> None:
@@ -67,7 +68,7 @@ def test_times_that_no_calendar_has_are_shown_as_numbers() -> None:
     ],
 )
 def test_only_a_near_match_is_suggested(typed: str, said: str) -> None:
-    assert text.meant(typed, ["init", "submit", "status", "logs"]) == said
+    assert words.meant(typed, ["init", "submit", "status", "logs"]) == said
 
 
 def test_columns_line_up_also_with_wide_letters() -> None:

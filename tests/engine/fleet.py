@@ -69,7 +69,7 @@ class Fleet:
 
     def park(self) -> None:
         """Plan and park, and die before anything is sent."""
-        self.reconciler()._park(None)
+        self.reconciler().park(None)
 
     def bytes(self) -> bytes:
         return (self.directory / "controller.json").read_bytes()

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from controller.engine.looks import APART_MS
 from controller.engine.pending import Sender, park
 from controller.engine.queue import cancel
-from controller.engine.reconcile import Report
+from controller.engine.report import Report
 from controller.model.action import Action
 from controller.model.edit import Draft
 from controller.model.errors import ProviderFailed, SlotBusy, SlotTaken, StorageFailed

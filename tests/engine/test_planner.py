@@ -13,13 +13,13 @@ from controller.model.invariants import violations
 from controller.model.inventory import Seen, SeenStep, StepSeen
 from controller.model.policy import Policy
 from controller.model.reason import Reason
-from controller.model.records import ActionType, Document, RunState, WorkerState
+from controller.model.records import ActionType, Document, RunState, StepState, WorkerState
 from controller.provider.protocol import Done, Outcome
 from tests.engine.scenes import GROUND, NOW, look, planned, seen, with_runs
 
 
-def settled(document: Document, slot: int, outcome: Outcome, *, now: int = NOW) -> Document:
-    """The document after an answer for the slot's pending action was applied."""
+def settled(document: Document, slot: int, outcome: Outcome | outcomes.Evidence, *, now: int = NOW) -> Document:
+    """The document after an answer for, or a look's proof about, the slot's pending action was applied."""
     entry = document.pending_actions[slot]
     draft = Draft(document, now=now, command="reconcile")
     outcomes.settle(draft, slot, entry, action_of(entry), outcome, GROUND.policy)
@@ -208,6 +208,16 @@ def test_a_step_that_ended_well_before_its_cancel_took_effect_keeps_its_end_but_
     document = settled(document, 1, Done(step=ended(key, exit_code=0)))
     run = document.runs["a"]
     assert (run.state, run.steps[0].state) == (RunState.CANCELLED, "succeeded")
+
+
+def test_a_step_that_ended_well_before_its_worker_was_lost_under_a_cancel_keeps_its_end() -> None:
+    document, key = with_running_step()
+    document = replace(document, runs={"a": replace(document.runs["a"], cancel_requested_at=NOW)})
+    document, _ = planned(document)
+    gone = seen(document, 1, Seen.GONE, [ended(key, exit_code=0)])
+    document = settled(document, 1, outcomes.WorkerLost(gone))
+    assert document.runs["a"].state is RunState.CANCELLED
+    assert document.runs["a"].steps[0].state is StepState.SUCCEEDED
 
 
 def test_an_idle_worker_is_taken_down_to_the_last_record() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from controller.model.reason import Reason
-from controller.model.records import RunState, StepState, WorkerState
+from controller.model.records import RunState, Step, StepState, WorkerState
 from controller.model.run import (
     Aggregate,
     RunGuards,
@@ -22,6 +22,7 @@ from controller.model.run import (
     is_terminal,
     next_run,
     parse_run_state,
+    run_aggregate,
 )
 from controller.model.step import StepGuards, apply_step, next_step, parse_step_state
 from controller.model.step import is_active as step_is_active
@@ -284,6 +285,23 @@ def test_every_stored_name_reads_back() -> None:
     assert all(parse_run_state(state.value) is state for state in RunState)
     assert all(parse_step_state(state.value) is state for state in StepState)
     assert all(parse_worker_state(state.value) is state for state in WorkerState)
+
+
+@pytest.mark.parametrize(
+    ("states", "found"),
+    [
+        ((), Aggregate.SUCCEEDED),
+        ((SOK, SK), Aggregate.SUCCEEDED),
+        ((SOK, SC, SK), Aggregate.CANCELLED),
+        ((SC, SF, SOK), Aggregate.FAILED),
+        ((SF, SC, P), Aggregate.ACTIVE),
+        ((SF, SC, SR), Aggregate.ACTIVE),
+    ],
+)
+def test_steps_amount_to_active_failed_cancelled_or_succeeded_in_that_order(
+    states: tuple[StepState, ...], found: Aggregate
+) -> None:
+    assert run_aggregate(Step(str(n), ("true",), state=state) for n, state in enumerate(states)) is found
 
 
 def test_a_folded_history_stops_at_its_first_refusal_with_what_it_earned() -> None:

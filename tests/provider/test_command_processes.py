@@ -313,7 +313,7 @@ def test_an_interrupt_ends_calls_in_flight_and_begins_no_more(tmp_path: Path, ch
     assert not outcome.process_lives
     assert is_gone(int(child.read_text()))
     assert isinstance(create(asked), NotSent)
-    assert asked.provider.wait(10.0) is False
+    assert not asked.provider.wait(10.0)
     with pytest.raises(ProviderFailed, match="interrupted"):
         asked.provider.inventory()
 

@@ -285,11 +285,11 @@ def test_a_wait_ends_when_the_program_says_so(tmp_path: Path, members: dict[str,
 assert request["timeout_ms"] == 30_000, request
 print(json.dumps({{"protocol": "controller.provider/1", "op": "wait", **{members!r}}}))
 """
-    assert command(python_program(tmp_path, body), tmp_path).wait(30.0) is changed
+    assert bool(command(python_program(tmp_path, body), tmp_path).wait(30.0)) is changed
 
 
 def test_a_wait_that_does_not_end_is_no_news(tmp_path: Path) -> None:
-    assert command(python_program(tmp_path, "time.sleep(60)"), tmp_path).wait(0.1) is False
+    assert not command(python_program(tmp_path, "time.sleep(60)"), tmp_path).wait(0.1)
 
 
 def test_what_an_unready_program_gets_is_one_line_with_the_stored_bytes_whole(tmp_path: Path) -> None:

@@ -144,6 +144,12 @@ def test_any_changed_byte_is_edited_or_refused_never_taken_for_ours(document: Do
         assert codec.decode(bytes(sealed), WHERE).edited
 
 
+def test_a_record_that_was_changed_under_the_old_digest_is_edited() -> None:
+    sealed = codec.encode(new_document("builds", "l"))
+    assert not codec.decode(sealed, WHERE).edited
+    assert codec.decode(sealed.replace(b'"fleet":"builds"', b'"fleet":"guilds"'), WHERE).edited
+
+
 @settings(max_examples=30)
 @given(document=documents(), data=st.data())
 def test_any_truncation_is_refused(document: Document, data: st.DataObject) -> None:

@@ -22,6 +22,7 @@ from controller.model.errors import (
     Refusal,
     RevisionMoved,
 )
+from controller.store import disk
 from controller.store.file import FileStore
 from controller.store.protocol import Store
 from tests.store import kit
@@ -132,6 +133,19 @@ def test_a_change_within_one_tick_of_the_inode_clock_is_seen(store: FileStore, d
             file.write(data)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert path.stat().st_size == before.st_size
+        with pytest.raises(RevisionMoved):
+            hold.commit(loaded, kit.submitting(loaded.document, "r-1"))
+
+
+def test_an_equal_identity_of_a_document_that_was_fresh_when_loaded_is_not_believed(
+    store: FileStore, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = directory / "controller.json"
+    fresh = disk.identity(path.stat())._replace(ctime_ns=2**62)
+    monkeypatch.setattr(disk, "identity", lambda _: fresh)
+    with store.hold(1) as hold:
+        loaded = hold.load()
+        path.write_bytes(path.read_bytes().replace(b'"fleet":"f"', b'"fleet":"g"'))
         with pytest.raises(RevisionMoved):
             hold.commit(loaded, kit.submitting(loaded.document, "r-1"))
 

@@ -14,6 +14,7 @@ import pytest
 
 from controller.clock import FakeClock
 from controller.model.errors import DocumentMissing, LockBusy, LockReentered, LockUnusable, NotOurs, SlotBusy
+from controller.store import disk, locks
 from controller.store.file import FileStore
 from tests.store import kit
 
@@ -135,6 +136,35 @@ def test_a_lock_file_replaced_while_waiting_is_not_waited_for(store: FileStore, 
         thread.join(30)
         assert not thread.is_alive()
     assert set(store.read().document.runs) == {"r-1"}
+
+
+@pytest.fixture
+def removed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Lock files that somebody removes right after they are opened for the first time, before they are locked."""
+    paths: list[Path] = []
+    real = locks.open_lock
+
+    def open_and_remove(path: Path) -> disk.Handle:
+        handle = real(path)
+        if path not in paths:
+            paths.append(path)
+            path.unlink()
+        return handle
+
+    monkeypatch.setattr(locks, "open_lock", open_and_remove)
+    return paths
+
+
+def test_a_lock_file_removed_before_it_was_locked_lets_nobody_in(store: FileStore, removed: list[Path]) -> None:
+    kit.submit(store, "r-1")
+    assert len(removed) == 1
+    assert set(store.read().document.runs) == {"r-1"}
+
+
+def test_a_slots_lock_file_removed_before_it_was_locked_lets_nobody_in(store: FileStore, removed: list[Path]) -> None:
+    with store.hold_slot(1) as held:
+        assert len(removed) == 1
+        held.check()
 
 
 @kit.needs_root

@@ -136,6 +136,12 @@ def test_a_schema_2_document_without_the_sentinel_is_refused(tmp_path: Path) -> 
         store.read()
 
 
+def test_a_schema_2_document_with_another_word_in_the_place_of_the_sentinel_is_refused(tmp_path: Path) -> None:
+    store = kit.legacy(tmp_path / "s", kit.schema1(schema=2, pending_action="superseded"))
+    with pytest.raises(DocumentCorrupt, match="must be 'superseded-by"):
+        store.read()
+
+
 def test_a_schema_1_document_whose_digest_is_wrong_counts_as_edited(tmp_path: Path) -> None:
     store = kit.legacy(tmp_path / "s", kit.schema1(digest="0" * 64))
     assert store.read().edited

@@ -47,6 +47,7 @@ from controller.provider.process import end_group, liveness
 from controller.provider.protocol import (
     Description,
     Done,
+    News,
     NotSent,
     Outcome,
     Pending,
@@ -102,7 +103,7 @@ class LocalProvider:
     def describe(self) -> Description:
         return Description("local", "1", tuple(ActionType), key_ttl_ms=None, wait=True)
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> News:
         return self._watches.wait(seconds)
 
     def interrupt(self) -> None:

@@ -15,27 +15,52 @@ from typing import Final
 
 import msgspec
 
+from controller.model.inventory import SeenStep
 from controller.provider.local.exchange import Ask, NotListening, Op, connect
 from controller.provider.local.places import is_worker_name
+from controller.provider.protocol import News, Pushed
 
-_RESCAN: Final = 1.0
+_RESCAN: Final = 0.25
+_END = msgspec.json.Decoder(SeenStep)
+
+
+class _Watch:
+    """One connection: what came of a line that is not whole yet stays here."""
+
+    def __init__(self, slot: int, connection: socket.socket) -> None:
+        self.slot = slot
+        self.connection = connection
+        self._begun = b""
+
+    def read(self) -> tuple[tuple[Pushed, ...], bool]:
+        """The ends that came, and whether the supervisor still talks, and sense."""
+        ends: list[Pushed] = []
+        try:
+            while part := self.connection.recv(1 << 16):
+                *lines, self._begun = (self._begun + part).split(b"\n")
+                ends += [Pushed(self.slot, _END.decode(line)) for line in lines]
+        except BlockingIOError:
+            return tuple(ends), True
+        except (OSError, msgspec.MsgspecError):
+            return tuple(ends), False
+        return tuple(ends), False
 
 
 class Watches:
     def __init__(self, workers: str, interrupt: int) -> None:
         self._workers = workers
         self._interrupt = interrupt
-        self._open: dict[str, socket.socket] = {}
+        self._open: dict[str, _Watch] = {}
 
-    def wait(self, seconds: float) -> bool:
-        """Whether something came within *seconds*. Other workers that begin to listen meanwhile are heard too."""
+    def wait(self, seconds: float) -> News:
+        """What came within *seconds*. Other workers that begin to listen meanwhile are heard too."""
         while True:
             self._subscribe()
             span = min(seconds, _RESCAN)
-            ready = self._poll(span)
+            news = self._poll(span)
             seconds -= span
-            if ready or seconds <= 0:
-                return ready
+            if news or seconds <= 0:
+                return news
 
     def _subscribe(self) -> None:
         try:
@@ -53,33 +78,27 @@ class Watches:
                 except OSError:
                     connection.close()
                     continue
-                self._open[name] = connection
+                self._open[name] = _Watch(int(name.partition("-")[0]), connection)
 
-    def _poll(self, seconds: float) -> bool:
+    def _poll(self, seconds: float) -> News:
         poll = select.poll()
         poll.register(self._interrupt, select.POLLIN)
-        names = {connection.fileno(): name for name, connection in self._open.items()}
+        names = {watch.connection.fileno(): name for name, watch in self._open.items()}
         for descriptor in names:
             poll.register(descriptor, select.POLLIN)
         ready = [descriptor for descriptor, _ in poll.poll(max(0, round(seconds * 1000)))]
-        for descriptor in ready:
-            if descriptor in names and not self._drain(self._open[names[descriptor]]):
-                self._open.pop(names[descriptor]).close()
-        return bool(ready)
+        heard = tuple(self._read(names[descriptor]) for descriptor in ready if descriptor in names)
+        ends = tuple(end for ends, _ in heard for end in ends)
+        return News(self._interrupt in ready or not all(talks for _, talks in heard), ends)
 
-    @staticmethod
-    def _drain(connection: socket.socket) -> bool:
-        """Whether the supervisor still talks."""
-        try:
-            while part := connection.recv(1 << 16):
-                if len(part) < 1 << 16:
-                    return True
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+    def _read(self, name: str) -> tuple[tuple[Pushed, ...], bool]:
+        watch = self._open[name]
+        ends, talks = watch.read()
+        if not talks:
+            del self._open[name]
+            watch.connection.close()
+        return ends, talks
 
     def close(self) -> None:
         while self._open:
-            self._open.popitem()[1].close()
+            self._open.popitem()[1].connection.close()

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from controller.cli import config, options
-from controller.cli.config import ProviderSettings, Settings
+from controller.library import options
+from controller.library import settings as config
+from controller.library.settings import ProviderSettings, Settings
 from controller.model.errors import Conflict, UsageFault
 from controller.model.policy import Backoff, Policy
 from controller.model.records import Worker, new_document

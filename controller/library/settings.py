@@ -16,8 +16,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from controller.cli.options import DEFAULTS, ENV_SECTION, OPTIONS, VARIABLE, env_value
-from controller.cli.text import meant, spelled
+from controller.library.options import DEFAULTS, ENV_SECTION, OPTIONS, VARIABLE, env_value
+from controller.library.words import meant, spelled
 from controller.model.errors import Conflict, UsageFault
 from controller.model.policy import Backoff, Policy
 from controller.model.records import Document

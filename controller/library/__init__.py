@@ -1,0 +1,7 @@
+"""The library: what Python programs use, and what the commands are a thin layer over.
+
+Not promised: that a program may hold the document while it calls in here; that two threads share one `Controller`.
+
+`settings` reads the configuration and the environment, `providers` makes the provider that they name, `graph` reads
+runs of several steps from a file, `handle` is `Controller`, `waiting` drives a fleet until what was asked has ended.
+"""
