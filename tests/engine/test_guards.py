@@ -6,16 +6,18 @@ import pytest
 from msgspec.structs import replace
 
 from controller.engine import outcomes
-from controller.engine.pending import park
+from controller.engine.gather import Waiting
+from controller.engine.pending import Answer, park
 from controller.model.action import Action
 from controller.model.edit import Draft
-from controller.model.errors import ScopeExceeded, SlotBusy
+from controller.model.errors import ScopeExceeded, SlotBusy, StorageFailed
 from controller.model.inventory import Inventory, Look
 from controller.model.reason import Reason
 from controller.model.records import ActionType
 from controller.provider.fake import After, DoThenLose, FakeProvider, Say
 from controller.provider.process import own_identity
 from controller.provider.protocol import Rejected
+from controller.store.file import _FileHold
 from tests.engine.fleet import LINEAGE, Fleet
 
 
@@ -136,3 +138,56 @@ def test_a_settlement_that_touches_more_than_its_slot_and_run_is_not_saved(
         fleet.sender.settle(1, key, look)
     assert fleet.action(1).idempotency_key == key
     assert not fleet.document.draining
+
+
+def answered(fleet: Fleet, slot: int) -> Waiting:
+    """The provider's answer for what is parked there, offered to be applied together with others."""
+    outcome = fleet.provider.mutate(fleet.action(slot), fleet.pending[slot].action, lambda *_: None)
+    return Waiting(Answer(fleet.action(slot), outcome))
+
+
+def test_answers_that_share_a_commit_are_all_applied_in_it(fleet: Fleet) -> None:
+    fleet.submit("a", "b")
+    fleet.park()
+    revision = fleet.document.revision
+    waiting = [answered(fleet, 1), answered(fleet, 2)]
+    fleet.reconciler().park(None, waiting=waiting)
+    assert [(sent.slot, sent.settled) for each in waiting if (sent := each.result())] == [(1, True), (2, True)]
+    assert [fleet.action(slot).type for slot in (1, 2)] == [ActionType.EXECUTE] * 2
+    assert fleet.document.revision == revision + 1
+
+
+def test_answers_whose_shared_commit_failed_are_handed_back_and_stay_parked(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StorageFailed("no space left on the device")
+
+    fleet.submit("a", "b")
+    fleet.park()
+    waiting = [answered(fleet, 1), answered(fleet, 2)]
+    monkeypatch.setattr(_FileHold, "commit", full)
+    with pytest.raises(StorageFailed):
+        fleet.reconciler().park(None, waiting=waiting)
+    assert [each.result() for each in waiting] == [None, None]
+    assert [fleet.action(slot).type for slot in (1, 2)] == [ActionType.CREATE] * 2
+
+
+def test_an_answer_that_cannot_be_folded_is_handed_back_and_the_others_are_saved(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_create = outcomes._apply_create
+
+    def broken(draft: Draft, action: Action, *more: object) -> None:
+        if action.slot == 1:
+            raise ZeroDivisionError("planted")
+        apply_create(draft, action, *more)  # type: ignore[arg-type] # what it takes
+
+    fleet.submit("a", "b")
+    fleet.park()
+    waiting = [answered(fleet, 1), answered(fleet, 2)]
+    monkeypatch.setattr(outcomes, "_apply_create", broken)
+    fleet.reconciler().park(None, waiting=waiting)
+    assert waiting[0].result() is None
+    assert waiting[1].result() is not None
+    assert [fleet.action(slot).type for slot in (1, 2)] == [ActionType.CREATE, ActionType.EXECUTE]

@@ -34,7 +34,7 @@ from controller.model.records import (
     Slot,
     Step,
 )
-from controller.store.protocol import Loaded, Scope, Store
+from controller.store.protocol import Loaded, Part, Scope, Store
 from tests.store import kit
 
 Make = Callable[[], Store]
@@ -262,6 +262,24 @@ class StoreContract:
                 hold.commit(loaded, draft.edit(), scope=Scope(1, "r-1"))
         assert store.read().document == before
         assert len(store.history()) == 3
+
+    def test_each_part_of_a_commit_may_touch_what_its_own_scope_allows(self, store: Store) -> None:
+        kit.submit(store, "r-1")
+        before = store.read().document
+        with store.hold(1) as hold:
+            loaded = hold.load()
+            edits = []
+            for slot in (1, 2):
+                draft = kit.draft(loaded.document)
+                draft.slots.put(slot, Slot(cordoned=True))
+                draft.event(f"slot:{slot}", "applied")
+                edits.append(draft.edit())
+            fitting, beyond = Part(edits[0], Scope(1, None)), Part(edits[1], Scope(3, None))
+            with pytest.raises(ScopeExceeded, match=r"slots\.2"):
+                hold.commit(loaded, kit.saying(loaded.document), parts=(fitting, beyond))
+            assert store.read().document == before
+            hold.commit(loaded, kit.saying(loaded.document), parts=(fitting,))
+        assert list(store.read().document.slots) == [1]
 
     def test_an_apply_without_a_run_may_touch_no_run(self, store: Store) -> None:
         kit.submit(store, "r-1")
