@@ -1,25 +1,97 @@
 """A crash-safe, file-backed, single-host controller of workers and runs.
 
+    from controller import Controller
+
+    with Controller.open("state") as fleet:
+        run = fleet.submit(["make", "test"])
+        (ended,) = fleet.wait(run.id)
+
 Start reading at `store.file` (lock, fence and compare-and-swap), `engine.pending` (the life of a provider mutation) and
-`model.run`, `model.step`, `model.worker` (one machine each). Data flows one way: cli, engine, store and provider,
-model.
+`model.run`, `model.step`, `model.worker` (one machine each). Data flows one way: cli, library, engine, store and
+provider, model.
 
 Where the design left a choice, it was made so:
+- the library is a layer of its own between commands and engine, since programs need settings and provider as well;
 - exceptions live in `model.errors`, below everything that raises them; process identity in `model.process` and
   `provider.process`, since both the local and the command provider, and whoever replays after them, need it;
 - facts are told to the machines in `engine.fold`, `engine.outcomes` and `engine.looks`, apart from `engine.pending`, so
-that
-  the page that sends stays readable whole;
+  that the page that sends stays readable whole;
 - a park counts its parker's own first send. So `sends` goes up before every send, the first included, at no extra
-commit,
-  and is never below the truth;
+  commit, and is never below the truth;
 - an end that nobody can know, of a step whose worker is gone, spends the crash budget, not the failure budget;
 - the kernel locks of document and slots live in `store.locks`, beside `store.file`, which keeps fence, compare-and-swap
-and
-  durable write: both pages stay short enough to audit in one sitting;
+  and durable write: both pages stay short enough to audit in one sitting;
 - a look is not compared by wall clock with the last send: the commit of a send changes its slot, and a look speaks of a
-slot
-  only if it was asked for after that. So a clock that was set strands no proof;
+  slot only if it was asked for after that. So a clock that was set strands no proof;
+- the loop applies several answers in one commit, each checked for its own scope: the commits of one process would wait
+  for each other otherwise, and cost more than what they save;
 - a provider that cannot say what there is is asked for nothing new; one that cannot describe itself is taken at its
-last word; - root does not change a state directory that belongs to somebody else: it is refused up front.
+  last word;
+- root does not change a state directory that belongs to somebody else: it is refused up front.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from controller.library.public import (
+        AlreadyThere,
+        Busy,
+        Conflict,
+        Controller,
+        ControllerError,
+        DocumentFault,
+        NotDurable,
+        NotFound,
+        ProviderFailed,
+        Reason,
+        Refusal,
+        Report,
+        Run,
+        RunState,
+        Status,
+        Step,
+        StepState,
+        StillRunning,
+        Submission,
+        Tombstone,
+        TransitionRefused,
+        UsageFault,
+        submission,
+    )
+
+__all__ = [
+    "Controller",
+    "submission",
+    "Submission",
+    "Run",
+    "RunState",
+    "Step",
+    "StepState",
+    "Tombstone",
+    "Reason",
+    "Report",
+    "Status",
+    "ControllerError",
+    "Refusal",
+    "Conflict",
+    "TransitionRefused",
+    "AlreadyThere",
+    "UsageFault",
+    "NotFound",
+    "Busy",
+    "StillRunning",
+    "DocumentFault",
+    "NotDurable",
+    "ProviderFailed",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Names of the library, imported when they are asked for: commands import this package too, and start fast."""
+    if name not in __all__:
+        raise AttributeError(f"module 'controller' has no attribute {name!r}")
+    from controller.library import public
+
+    return getattr(public, name)

@@ -13,25 +13,16 @@ from typing import Any
 
 from controller.cli.call import Call
 from controller.cli.text import shown
-from controller.engine.pending import Ended, Sender, Sent
-from controller.engine.planner import Ground, Parked
+from controller.engine.pending import Ended, Sent
+from controller.engine.planner import Parked
 from controller.engine.reconcile import Reconciler
 from controller.engine.report import Report
-from controller.library.providers import provider_of
 from controller.model.errors import ControllerError
 from controller.model.records import Document
 
 INTERRUPTED = 130
 SECONDS_TO_LET_GO = 1.0
 SECONDS_OF_SILENCE = 2.0
-
-
-def reconciler_of(call: Call, *, parallelism: int) -> Reconciler:
-    """The engine over this call's store, settings and provider."""
-    document = call.store.read().document
-    provider = provider_of(call.settings, document, call.state_dir, call.clock)
-    sender = Sender(call.context, provider, call.settings.policy)
-    return Reconciler(sender, Ground(call.settings.policy, provider.kind), parallelism=parallelism)
 
 
 @contextmanager

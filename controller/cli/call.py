@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from controller.cli.output import Output
 from controller.clock import SystemClock
-from controller.library.settings import Settings, environment, is_set, load
+from controller.library.settings import Settings, environment, is_set
 from controller.model.errors import UsageFault
 
 if TYPE_CHECKING:
     from controller.engine.queue import Context
+    from controller.library.handle import Controller
     from controller.store.file import FileStore
 
 STATE_DIR_VARIABLE = "CONTROLLER_STATE_DIR"
@@ -57,25 +58,32 @@ class Call:
         """The state directory and, when it was not typed, where it came from."""
         return f"{self.state_dir} (from {STATE_DIR_VARIABLE})" if self._from_environment else str(self.state_dir)
 
+    @cached_property
+    def controller(self) -> Controller:
+        """The library's view of the same directory: what the commands are a thin layer over."""
+        from controller.library.handle import Controller
+
+        return Controller(
+            self.state_dir,
+            config=None if self._config is None else absolute(self._config),
+            command=self.command,
+            lock_timeout=self.lock_timeout,
+            clock=self.clock,
+        )
+
     @property
     def config_path(self) -> Path:
-        return self.state_dir / "controller.toml" if self._config is None else absolute(self._config)
+        return self.controller.config_path
 
     @property
     def config_chosen(self) -> bool:
         """Whether --config, or its variable, named the file."""
         return self._config is not None
 
-    @cached_property
+    @property
     def settings(self) -> Settings:
         """The configuration, checked. Raises UsageFault."""
-        return load(self.config_path, chosen=self._config is not None)
-
-    def renew_settings(self) -> Settings:
-        """Read the configuration again. Raises UsageFault; what was read before stands then."""
-        settings = load(self.config_path, chosen=self._config is not None)
-        self.__dict__["settings"] = settings
-        return settings
+        return self.controller.settings
 
     @cached_property
     def readable_settings(self) -> tuple[Settings, UsageFault | None]:
@@ -85,23 +93,18 @@ class Call:
         except UsageFault as fault:
             return Settings(source=str(self.config_path)), fault
 
-    @cached_property
+    @property
     def store(self) -> FileStore:
-        from controller.provider.process import own_identity
-        from controller.store.file import FileStore
-
-        return FileStore(self.state_dir, clock=self.clock, whoami=own_identity(), command=self.command)
+        return self.controller.store
 
     @property
     def opened(self) -> bool:
         """Whether the store was asked for yet."""
-        return "store" in self.__dict__
+        return "controller" in self.__dict__ and "store" in self.controller.__dict__
 
-    @cached_property
+    @property
     def context(self) -> Context:
-        from controller.engine.queue import Context
-
-        return Context(self.store, self.clock, self.command, self.lock_timeout)
+        return self.controller.context
 
     def wants_color(self, chosen: bool) -> bool:
         """Colour is for a terminal, and for people who did not say no."""

@@ -39,9 +39,9 @@ def reconcile(call: Call, apply: bool, parallelism: int) -> int:
     Without --apply it prints the plan of the first pass and changes nothing. Safe to run from cron, and twice at once;
     with --quiet it says nothing unless something is wrong.
     """
-    from controller.cli.asking import exit_of, reconciler_of, report_page, report_whole, stopping
+    from controller.cli.asking import exit_of, report_page, report_whole, stopping
 
-    reconciler = reconciler_of(call, parallelism=parallelism)
+    reconciler = call.controller.reconciler(parallelism=parallelism)
     if not apply:
         return _preview(call, reconciler.due(ignore_not_before=False), reconciler.preview())
     with stopping(call, reconciler):
@@ -87,9 +87,9 @@ def _preview_page(due: tuple[tuple[int, str], ...], plan: Plan) -> Iterator[str]
 @click.pass_obj
 def replay_pending(call: Call, slot: int | None, parallelism: int, dry_run: bool) -> int:
     """Send every parked action again, with its own key, in slot order, whatever its backoff says."""
-    from controller.cli.asking import exit_of, reconciler_of, report_page, report_whole, stopping
+    from controller.cli.asking import exit_of, report_page, report_whole, stopping
 
-    reconciler = reconciler_of(call, parallelism=parallelism)
+    reconciler = call.controller.reconciler(parallelism=parallelism)
     if dry_run:
         due, waiting = reconciler.due(ignore_not_before=True, only=slot), reconciler.waiting_for_looks(only=slot)
         body = {
@@ -118,12 +118,11 @@ def cancel(call: Call, run: str) -> int:
 
     The request is durable when this returns, whatever becomes of the provider call; reconcile finishes what is left.
     """
-    from controller.cli.asking import reconciler_of
     from controller.engine.queue import cancel as request
 
     run_id = run_of(run)
     call.subject = f"run:{run_id}"
-    reconciler = reconciler_of(call, parallelism=1)  # wrong settings are said before anything changes
+    reconciler = call.controller.reconciler(parallelism=1)  # wrong settings are said before anything changes
     answer = request(call.context, run_id)
     body: dict[str, object] = {"run": run_id, "requested": answer.requested, "slot": answer.slot}
     page: list[str] = []
@@ -180,9 +179,7 @@ def drain(call: Call, everything: bool, off: bool, parallelism: int) -> int:
         line = "reconcile takes work again" if changed else "the fleet was not draining"
         call.output.answer("drain", {"draining": False, "changed": changed}, [line])
         return 0
-    from controller.cli.asking import reconciler_of
-
-    reconciler = reconciler_of(call, parallelism=parallelism)  # settings first, as for cancel
+    reconciler = call.controller.reconciler(parallelism=parallelism)  # settings first, as for cancel
     return _empty(call, reconciler, set_draining(call.context, True))
 
 

@@ -50,14 +50,14 @@ def _live(call: Call) -> tuple[dict[str, object], list[str]]:
     """What the provider shows, beside what is recorded. A provider that does not answer is told, not raised."""
     from collections import Counter
 
-    from controller.cli.asking import reconciler_of, stopping
+    from controller.cli.asking import stopping
     from controller.cli.text import shown, table
     from controller.engine.classify import SlotClass, classify
     from controller.model.errors import ControllerError
 
     look, what = None, ""
     try:
-        reconciler = reconciler_of(call, parallelism=1)
+        reconciler = call.controller.reconciler(parallelism=1)
         with stopping(call, reconciler):
             look, failure = reconciler.look()
         what = "" if failure is None else failure.what

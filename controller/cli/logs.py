@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from msgspec import Struct
 
 from controller.cli.call import Call
 from controller.cli.verb import Verb, run_of
-from controller.model.errors import NotFound
+from controller.model.errors import NotFound, UsageFault
 
 if TYPE_CHECKING:
     from controller.model.records import Run, Tombstone
 
 
-class Log(Struct, frozen=True):
-    """One attempt of one step: `token` is the life of the run, `attempt` counts within it."""
-
-    step: str
-    token: int
-    attempt: int
-    path: str
-    size: int
-
-
-@click.command(cls=Verb, question=True, examples=["controller logs r-1", "controller logs r-1 --step build --all"])
+@click.command(
+    cls=Verb,
+    question=True,
+    examples=["controller logs r-1", "controller logs r-1 --step build --all", "controller logs --follow r-1"],
+)
 @click.argument("run", metavar="RUN")
 @click.option("--step", metavar="S", help="Only this step.")
+@click.option("-f", "--follow", is_flag=True, help="Go on as more comes, until the run has ended.")
 @click.option("--all", "every", is_flag=True, help="Every attempt, oldest first, not just the last of each step.")
 @click.pass_obj
-def logs(call: Call, run: str, step: str | None, every: bool) -> None:
+def logs(call: Call, run: str, step: str | None, follow: bool, every: bool) -> int:
     """Print what a run's steps wrote, as it was written: the last attempt of each step.
 
     A log holds the first 1 MiB and the last 64 KiB; what lies between is left out. With --json it answers where the
-    files are. Only the local provider keeps logs here.
+    files are. Only the local provider keeps logs here. --follow shows every attempt, and only reads: something else has
+    to serve the fleet, such as `controller run`.
     """
     from controller.engine.queue import find
+    from controller.library.following import logs_of
 
     run_id = run_of(run)
     known = find(call.store.read().document, run_id)
@@ -49,10 +45,9 @@ def logs(call: Call, run: str, step: str | None, every: bool) -> None:
             where=f"its steps: {', '.join(names)}",
             next=f"controller logs {run_id}" + (f" --step {names[0]}" if names else ""),
         )
-    found = sorted(
-        (log for log in _found(call.state_dir / "logs" / run_id) if step in (None, log.step)),
-        key=lambda log: (names.index(log.step) if log.step in names else len(names), log.token, log.attempt),
-    )
+    if follow:
+        return _follow(call, run_id, step)
+    found = [log for log in logs_of(call.state_dir, run_id, names) if step in (None, log.step)]
     if not every:
         found = list({log.step: log for log in found}.values())
     if not found:
@@ -60,7 +55,7 @@ def logs(call: Call, run: str, step: str | None, every: bool) -> None:
     if call.output.json:
         body = {"run": run_id, "logs": [{n: getattr(log, n) for n in log.__struct_fields__} for log in found]}
         call.output.answer("logs", body, ())
-        return
+        return 0
     written = 0
     for log in found:
         if len(found) > 1:
@@ -70,6 +65,23 @@ def logs(call: Call, run: str, step: str | None, every: bool) -> None:
         call.output.raw(data)
     if not written:
         call.output.note(f"run {run_id} wrote nothing")
+    return 0
+
+
+def _follow(call: Call, run_id: str, step: str | None) -> int:
+    """Write what is there and what comes, until the run has ended."""
+    from controller.cli.waiting import Writer
+    from controller.engine.reconcile import SHORTEST_WAIT
+    from controller.library.waiting import all_ended
+
+    if call.output.json:
+        raise UsageFault("--follow has no end to answer at", where="--follow --json", next="leave one of them out")
+    writer = Writer(call, [run_id], call.store.read().document, step=step)
+    while True:
+        ended = all_ended(call.store.read().document, [run_id])
+        if not writer.write_new() or ended:
+            return 0
+        call.clock.sleep(SHORTEST_WAIT)
 
 
 def _none(call: Call, run: Run | Tombstone) -> NotFound:
@@ -85,15 +97,6 @@ def _none(call: Call, run: Run | Tombstone) -> NotFound:
     if any(step.attempts for step in run.steps):
         return NotFound(f"no log of run {run.id} is here", where=where, next=f"controller show {run.id}")
     return NotFound(f"no step of run {run.id} has started yet", where=where, next=f"controller explain {run.id}")
-
-
-def _found(directory: Path) -> Iterator[Log]:
-    if not directory.is_dir():
-        return
-    for path in directory.iterdir():
-        parts = path.name.rsplit(".", 3)
-        if len(parts) == 4 and parts[3] == "log" and parts[1].isdecimal() and parts[2].isdecimal():
-            yield Log(parts[0], int(parts[1]), int(parts[2]), str(path), path.stat().st_size)
 
 
 COMMANDS: Mapping[str, click.Command] = {"logs": logs}

@@ -27,6 +27,18 @@ def _runs() -> Mapping[str, click.Command]:
     return COMMANDS
 
 
+def _submit() -> Mapping[str, click.Command]:
+    from controller.cli.submit import COMMANDS
+
+    return COMMANDS
+
+
+def _waiting() -> Mapping[str, click.Command]:
+    from controller.cli.waiting import COMMANDS
+
+    return COMMANDS
+
+
 def _fleet() -> Mapping[str, click.Command]:
     from controller.cli.fleet import COMMANDS
 
@@ -63,9 +75,16 @@ def _serve() -> Mapping[str, click.Command]:
     return COMMANDS
 
 
+def _doctor() -> Mapping[str, click.Command]:
+    from controller.cli.doctor import COMMANDS
+
+    return COMMANDS
+
+
 COMMANDS: Mapping[str, Group] = {
     "init": _setup,
-    "submit": _runs,
+    "submit": _submit,
+    "wait": _waiting,
     "reconcile": _drive,
     "run": _serve,
     "replay-pending": _drive,
@@ -80,6 +99,7 @@ COMMANDS: Mapping[str, Group] = {
     "explain": _inspect,
     "drain": _drive,
     "fsck": _inspect,
+    "doctor": _doctor,
     "state": _setup,
     "version": _setup,
 }

@@ -1,4 +1,4 @@
-"""Commands about runs: submit, show, runs, withdraw, retry."""
+"""Commands about runs: show, runs, withdraw, retry."""
 
 from __future__ import annotations
 
@@ -7,72 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from controller.cli.call import Call, absolute
-from controller.cli.verb import Duration, Variable, Verb, run_of, subject_of
-from controller.model.errors import UsageFault
+from controller.cli.call import Call
+from controller.cli.verb import Verb, run_of, subject_of
 
 if TYPE_CHECKING:
     from controller.model.records import Run, Tombstone
 
-STEP = "main"
-"""The name of the step of a run that was submitted as one command."""
 STATES = ("queued", "running", "succeeded", "failed", "cancelled", "pending", "scheduled", "active", "dead")
-
-
-@click.command(
-    cls=Verb,
-    context_settings={"allow_interspersed_args": False},
-    examples=[
-        "controller submit -- make test",
-        "controller submit --id nightly-2026-11-30 --attempts 3 --timeout 2h --cwd . -- ./backup.sh --all",
-    ],
-)
-@click.option("--id", "run_id", metavar="ID", help="Name the run. The same id with the same content is the same run.")
-@click.option(
-    "--attempts", type=click.IntRange(1, 1_000_000), default=1, metavar="N", help="How often it may fail.  [default: 1]"
-)
-@click.option("--timeout", type=Duration(), metavar="D", help="End the command after this long, such as 10m.")
-@click.option("--env", type=Variable(), multiple=True, help="A variable for the command; may be repeated.")
-@click.option("--cwd", metavar="DIR", help="Where it runs.  [default: a scratch directory of the run]")
-@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.pass_obj
-def submit(
-    call: Call,
-    run_id: str | None,
-    attempts: int,
-    timeout: int | None,
-    env: tuple[tuple[str, str], ...],
-    cwd: str | None,
-    argv: tuple[str, ...],
-) -> None:
-    """Queue a command and print the id of its run.
-
-    It is accepted, durably, once its id is printed; a worker takes it at the next reconcile. What stands after -- is
-    the command and its arguments, as they are: there is no shell.
-
-    Its environment, later ones winning: PATH, HOME and LANG of the process that made its worker, such as cron;
-    CONTROLLER_STATE_DIR; what pass_env under [provider] names; [provider.env]; --env; and CONTROLLER_RUN,
-    CONTROLLER_STEP, CONTROLLER_ATTEMPT and CONTROLLER_TOKEN. Nothing else of yours. Fix PATH under [provider.env]:
-    then it does not depend on who reconciles.
-    """
-    from controller.engine.queue import Submission
-    from controller.engine.queue import submit as add
-    from controller.model.records import Step
-
-    call.settings  # noqa: B018 - a configuration that cannot be meant is said now, not at the next reconcile
-    call.subject = "fleet" if run_id is None else f"run:{run_id}"
-    if cwd == "":
-        raise UsageFault("an empty path", where="--cwd", next="leave it out, or give a directory such as .")
-    given = [name for name, _ in env]
-    twice = next((name for name in given if given.count(name) > 1), None)
-    if twice is not None:
-        raise UsageFault(f"--env gives {twice} twice", where="--env", next="give each variable once")
-    place = None if cwd is None else str(absolute(cwd))
-    step = Step(name=STEP, argv=argv, env=dict(env), cwd=place, timeout_ms=timeout)
-    (submitted,) = add(call.context, [Submission(steps=(step,), id=run_id, max_attempts=attempts)])
-    if not submitted.created:
-        call.output.note(f"run {submitted.run} was submitted before, with the same content")
-    call.output.answer("submit", {"run": submitted.run, "created": submitted.created}, [submitted.run])
 
 
 @click.command(cls=Verb, question=True, examples=["controller show r-1", "controller show slot:3"])
@@ -169,7 +110,6 @@ def retry(call: Call, run: str) -> None:
 
 
 COMMANDS: Mapping[str, click.Command] = {
-    "submit": submit,
     "show": show,
     "runs": runs,
     "withdraw": withdraw,

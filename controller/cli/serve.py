@@ -56,13 +56,13 @@ class _Service:
         self.loop: Loop | None = None
 
     def serve(self) -> int:
-        from controller.cli.asking import INTERRUPTED, reconciler_of, stopping
+        from controller.cli.asking import INTERRUPTED, stopping
         from controller.engine.loop import Loop
 
         came: list[int] = []
         with self._heeding_hangups():
             while not came:
-                reconciler = reconciler_of(self.call, parallelism=self.parallelism)
+                reconciler = self.call.controller.reconciler(parallelism=self.parallelism)
                 with stopping(self.call, reconciler) as came:
                     self.loop = Loop(reconciler, interval=self.interval, tell=self.tell, each_turn=self.heed_hangup)
                     self.loop.serve()
@@ -91,7 +91,7 @@ class _Service:
         self.hung_up = False
         output, before = self.call.output, self.call.settings
         try:
-            settings = self.call.renew_settings()
+            settings = self.call.controller.renew_settings()
         except ControllerError as error:
             output.error(error)
             output.warn(f"the configuration was not taken: the one read before stays; {self.call.config_path}")

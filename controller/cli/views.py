@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import UNSET, Raw, Struct, to_builtins
 
 from controller.cli import text
+from controller.cli.drawing import drawing
 from controller.cli.text import shown
 from controller.library.words import spelled
 from controller.model.action import decode
@@ -123,6 +124,9 @@ def run_page(run: Run | Tombstone, now: int) -> Iterator[str]:
     if isinstance(run, Run) and run.last_error:
         lines.append(("last error", shown(run.last_error)))
     yield from text.pairs(lines)
+    if len(run.steps) > 1:
+        yield ""
+        yield from drawing(run.steps, now)
     for step in run.steps:
         yield ""
         yield from step_page(step, now)

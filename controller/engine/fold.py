@@ -105,7 +105,8 @@ def advance(draft: Draft, run_id: str, policy: Policy, *, error: str | None = No
                 return
             case Aggregate.FAILED:
                 wait = delay(policy.retry, run.failures + 1, draft.document.lineage, run.id, run.attempts)
-                given = replace(_report(run), reason=Reason.STEP_FAILED, error=error, delay_ms=wait)
+                told = error or failure_of(run)
+                given = replace(_report(run), reason=Reason.STEP_FAILED, error=told, delay_ms=wait)
                 move_run(draft, run_id, Trigger.ATTEMPT_FAILED, given)
             case Aggregate.CANCELLED | Aggregate.SUCCEEDED:
                 move_run(draft, run_id, Trigger.ALL_STEPS_DONE, _report(run))
@@ -202,6 +203,16 @@ def describe_end(step: Step, seen: SeenStep) -> str | None:
     else:
         how = "ended, and how cannot be known"
     return f"step {step.name} {how}" + (f": {seen.reason}" if seen.reason else "")
+
+
+def failure_of(run: Run) -> str | None:
+    """The first step in order that failed in this life, and how, in words."""
+    for step in run.steps:
+        if step.state is StepState.FAILED and step.attempts:
+            last = step.attempts[-1]
+            seen = SeenStep(last.key, StepSeen.EXITED, exit_code=last.exit_code, signal=last.signal)
+            return describe_end(step, replace(seen, timed_out=last.reason is Reason.TIMED_OUT))
+    return None
 
 
 def _reason_of(seen: SeenStep) -> Reason:

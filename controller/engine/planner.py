@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from controller.engine import fold
 from controller.engine.looks import observe
 from controller.engine.pending import park
-from controller.model.action import CancelRequest, ExecuteRequest
+from controller.model.action import STEP_KEY_VARIABLE, CancelRequest, ExecuteRequest, step_key
 from controller.model.edit import Draft, Edit
 from controller.model.inventory import Look
 from controller.model.perform import Given, WorkerGiven, move_run, move_worker
@@ -290,7 +290,9 @@ def _fresh_assignment(draft: Draft) -> str:
 
 
 def _execute(draft: Draft, ground: Ground, worker: Worker, run: Run, step: Step) -> Parked:
-    request = ExecuteRequest(step.argv, step.env, step.cwd, step.timeout_ms, ground.policy.kill_grace_ms)
+    # In the request, not left to workers: every provider passes it on, and what already runs need not know of it.
+    env = {**step.env, STEP_KEY_VARIABLE: step_key(draft.document.lineage, run, step.name)}
+    request = ExecuteRequest(step.argv, env, step.cwd, step.timeout_ms, ground.policy.kill_grace_ms)
     return _for_step(draft, ground, worker, run, step, request)
 
 

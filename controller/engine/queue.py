@@ -14,11 +14,14 @@ from controller.clock import Clock
 from controller.model.action import action_of, digest
 from controller.model.edit import Draft
 from controller.model.errors import Conflict, NotFound, TransitionRefused, UsageFault
+from controller.model.graph import misfit
 from controller.model.reason import Reason
 from controller.model.records import Document, Priority, Run, RunState, Step, Tombstone, is_id
 from controller.store.protocol import Store
 
 FLEET_QUEUE = "fleet"
+GIVEN_VARIABLES = tuple(f"CONTROLLER_{name}" for name in ("RUN", "STEP", "ATTEMPT", "TOKEN", "IDEMPOTENCY_KEY"))
+"""What a step's environment says of the step; a submitter cannot choose these."""
 
 
 class Context(Struct, frozen=True):
@@ -81,7 +84,12 @@ def _check(submission: Submission) -> None:
         raise UsageFault("a run needs a command", next="controller submit -- COMMAND [ARGUMENT...]")
     if submission.max_attempts < 1 or (submission.max_crashes is not None and submission.max_crashes < 1):
         raise UsageFault("a run needs at least one attempt", where="--attempts", next="give a number from 1 up")
+    found = misfit(submission.steps)
+    if found is not None:
+        raise UsageFault(found.what, where=found.place(submission.steps), next=found.next)
     for step in submission.steps:
+        if step.max_attempts < 1:
+            raise UsageFault(f"step {step.name} needs at least one attempt", next="give a number from 1 up")
         if not is_id(step.name):
             raise UsageFault(f"not a name for a step: {step.name!r}", next="use letters, digits, '.', '_' and '-'")
         if not step.argv or not step.argv[0]:
@@ -94,6 +102,8 @@ def _check(submission: Submission) -> None:
         for name in step.env:
             if not name or "=" in name:
                 raise UsageFault(f"not the name of a variable: {name!r}", where="--env", next="give NAME=VALUE")
+            if name in GIVEN_VARIABLES:
+                raise UsageFault(f"{name} is set for every step, by what it is", where="--env", next="leave it out")
 
 
 def _check_text(text: str, what: str) -> None:

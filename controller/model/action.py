@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import orjson
 from msgspec import Raw, Struct
 
 from controller.model.errors import BrokenAction
-from controller.model.records import MAX_SLOTS, ActionType, PendingAction, Resource
+from controller.model.records import MAX_SLOTS, ActionType, PendingAction, Resource, Run
+
+STEP_KEY_VARIABLE: Final = "CONTROLLER_IDEMPOTENCY_KEY"
 
 
 class Action(Struct, frozen=True, omit_defaults=True):
@@ -105,6 +107,15 @@ def mint(
     content |= {name: value for name, value in owner.items() if value is not None}
     key = digest(content)
     return key, Raw(canonical(content | {"idempotency_key": key}))
+
+
+def step_key(lineage: str, run: Run, step: str) -> str:
+    """What a step's command may deduplicate its own effects by: the same in every attempt and life of that step.
+
+    The run's sequence is in it, so that a run which reuses the id of a forgotten one is not taken for it. No action's
+    key: those differ between attempts.
+    """
+    return digest({"lineage": lineage, "run": run.id, "sequence": run.sequence, "step": step})
 
 
 def key_of(raw: Raw | bytes) -> str:

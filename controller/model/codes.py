@@ -122,6 +122,11 @@ ERRORS: Final[Mapping[type[e.ControllerError], Explained]] = {
         "Another command was at work on it until the time to wait was over.",
         "Wait for the process that it names, or give a longer --lock-timeout.",
     ),
+    e.StillRunning: Explained(
+        "the time to wait was over before the run was",
+        "Waiting drives a run but does not own it: the run goes on as if nobody had waited.",
+        "Wait again with `controller wait RUN`, or look with `controller show RUN`.",
+    ),
     e.SlotBusy: Explained(
         "somebody holds the slot",
         "Another command, or a provider process that outlived its command, is at work on it.",

@@ -21,6 +21,7 @@ ControllerError                      1  a bug, unless a subclass says otherwise
 +-- Busy                             6
 |   +-- LockBusy                        somebody holds the document lock
 |   +-- SlotBusy                        somebody holds the slot, or its provider process lives
+|   +-- StillRunning                    what was waited for had not ended in time; it goes on
 +-- DocumentFault                    7
 |   +-- DocumentMissing                 there is none; that does not mean new
 |   +-- DocumentCorrupt                 not a document, or not one that obeys its format
@@ -185,6 +186,10 @@ class LockBusy(Busy):
 
 class SlotBusy(Busy):
     code = "slot_busy"
+
+
+class StillRunning(Busy):
+    code = "still_running"
 
 
 class DocumentFault(ControllerError):

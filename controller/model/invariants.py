@@ -16,6 +16,7 @@ from msgspec import Struct, UnsetType
 from controller.model.action import decode, key_of
 from controller.model.edit import Edit
 from controller.model.errors import BrokenAction
+from controller.model.graph import cycle
 from controller.model.records import (
     INITIALISED,
     MAX_SLOTS,
@@ -28,7 +29,6 @@ from controller.model.records import (
     PendingAction,
     Run,
     RunState,
-    Step,
     StepState,
     Worker,
     WorkerState,
@@ -272,27 +272,8 @@ def _steps(subject: str, run: Run) -> Iterator[Violation]:
             yield Violation("step-active-state", subject, what)
         if [attempt.n for attempt in step.attempts] != list(range(1, len(step.attempts) + 1)):
             yield Violation("step-attempts", subject, f"attempts of step {step.name} are not numbered 1, 2, 3")
-    if _cyclic(steps):
+    if cycle({step.name: step.needs for step in run.steps}):
         yield Violation("step-cycle", subject, "the needs of its steps go in a circle")
-
-
-def _cyclic(steps: Mapping[str, Step]) -> bool:
-    """Whether needs go in a circle: take off steps that wait for nothing until none can be taken. No recursion."""
-    waiting = {name: {need for need in step.needs if need in steps} for name, step in steps.items()}
-    dependents: dict[str, list[str]] = {}
-    for name, needs in waiting.items():
-        for need in needs:
-            dependents.setdefault(need, []).append(name)
-    free = [name for name, needs in waiting.items() if not needs]
-    taken = 0
-    while free:
-        name = free.pop()
-        taken += 1
-        for dependent in dependents.get(name, ()):
-            waiting[dependent].discard(name)
-            if not waiting[dependent]:
-                free.append(dependent)
-    return taken < len(steps)
 
 
 def _times(run: Run) -> Iterator[Violation]:

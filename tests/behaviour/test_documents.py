@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.behaviour.driver import Controller
+from tests.behaviour.driver import Controller, Result
 from tests.behaviour.provider_program import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -19,8 +20,8 @@ PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").gl
 INLINE = re.compile(r"`(controller [^`\n]+)`")
 SHOWN = re.compile(r"^\s*(?:\$ |[-*/0-9 ]*\*  )?(controller .+)$", re.MULTILINE)
 COMMANDS = [
-    *("init", "submit", "reconcile", "replay-pending", "status", "show", "runs", "history", "withdraw", "cancel"),
-    *("retry", "logs", "explain", "drain", "fsck", "state accept", "version"),
+    *("init", "submit", "reconcile", "run", "replay-pending", "status", "show", "runs", "history", "withdraw"),
+    *("cancel", "retry", "logs", "explain", "drain", "fsck", "doctor", "state accept", "version"),
 ]
 END = "run hello succeeded\n"
 PLACEHOLDERS = {"RUN": "r-1", "CMD": "/bin/true", "COMMAND": "true", "[ARGUMENT...]": "", "N": "1"}
@@ -70,12 +71,22 @@ def failed(controller: Controller) -> bool:
     return bool(controller.json("show", "r-1")["run"]["state"] == "failed")
 
 
+def ended(controller: Controller, *args: str) -> Result:
+    """`run` serves until it is told to stop: here once it has taken up what was queued."""
+    process = controller.popen(*args)
+    wait_until(lambda: controller.json("show", "r-2")["run"]["state"] != "queued", "r-2 is taken up")
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    return Result(controller.command(*args), process.returncode, stdout, stderr)
+
+
 def check(controller: Controller, fleet: Path, text: str) -> None:
     """The command means something: it is not refused as a usage error, nor does it fail by a bug."""
     args = typed(text)
     if "init" not in args:
         shutil.copytree(fleet, controller.state)
-    result = controller.run(*args)
+    result = ended(controller, *args) if "run" in args else controller.run(*args)
     assert result.exit not in {1, 2}, str(result)
     assert "Traceback" not in result.stderr
 
