@@ -7,22 +7,23 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from controller.cli.call import Call
+from controller.cli.call import SECONDS_OF_SILENCE, Call
+from controller.cli.tables import Table, table
 from controller.cli.text import shown
 from controller.engine.pending import Ended, Sent
 from controller.engine.planner import Parked
 from controller.engine.reconcile import Reconciler
 from controller.engine.report import Report
+from controller.model.action import action_of
 from controller.model.errors import ControllerError
 from controller.model.records import Document
 
 INTERRUPTED = 130
 SECONDS_TO_LET_GO = 1.0
-SECONDS_OF_SILENCE = 2.0
 
 
 @contextmanager
@@ -116,9 +117,8 @@ def _error_whole(error: ControllerError) -> dict[str, str]:
     return {"code": error.code, "what": error.what, "where": error.where, "next": error.next}
 
 
-def report_page(report: Report, document: Document) -> Iterator[str]:
+def report_page(report: Report, document: Document) -> Iterator[str | Table]:
     """A report for people: a line per send, then what is left and what to type next."""
-    from controller.cli.text import table
 
     rows = [
         (
@@ -132,7 +132,7 @@ def report_page(report: Report, document: Document) -> Iterator[str]:
     ]
     rows += [(str(slot), "-", "-", "busy", shown(busy.what)) for slot, busy in sorted(report.busy.items())]
     if rows:
-        yield from table(("SLOT", "ACTION", "RUN", "OUTCOME", "DETAIL"), rows)
+        yield table(("SLOT", "ACTION", "RUN", "OUTCOME", "DETAIL"), rows)
     for ended in report.ended:
         yield f"run {ended.run} {end_words(ended)}"
     for error in report.errors:
@@ -184,10 +184,21 @@ def _words(sent: Sent) -> str:
 
 
 def _show_progress(call: Call, reconciler: Reconciler, ended: threading.Event) -> None:
-    """A line on stderr for whatever takes long: what the provider is being asked, and for how long."""
-    while not ended.wait(SECONDS_OF_SILENCE):
+    """One line on the terminal while something takes long: which slots are asked for what, and for how long."""
+    while not ended.wait(SECONDS_OF_SILENCE / 4):
         now = call.clock.monotonic()
         asking = sorted((since, what) for what, since in dict(reconciler.asking).items())
-        late = [f"{what} ({now - since:.0f} s)" for since, what in asking if now - since >= SECONDS_OF_SILENCE]
-        if late:
-            call.output.note(f"asking the provider: {', '.join(late)}")
+        late = [
+            f"{_asked(call, what)} ({now - since:.0f} s)" for since, what in asking if now - since >= SECONDS_OF_SILENCE
+        ]
+        call.output.progress(f"asking the provider: {words}" if words else "")
+    call.output.progress("")
+
+
+def _asked(call: Call, what: str) -> str:
+    """*what* with the action that its slot has parked, if it is a slot."""
+    slot = what.removeprefix("slot ")
+    entry = None
+    with suppress(ControllerError):
+        entry = call.store.read().document.pending_actions.get(int(slot)) if slot.isdecimal() else None
+    return what if entry is None else f"{what}: {action_of(entry).type}"

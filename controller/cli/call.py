@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +15,13 @@ from controller.library.settings import Settings, environment, is_set
 from controller.model.errors import UsageFault
 
 if TYPE_CHECKING:
+    from controller.cli.text import Times
     from controller.engine.queue import Context
     from controller.library.handle import Controller
     from controller.store.file import FileStore
 
 STATE_DIR_VARIABLE = "CONTROLLER_STATE_DIR"
+SECONDS_OF_SILENCE = 2.0
 
 
 class Call:
@@ -48,6 +52,12 @@ class Call:
         self._config = config
         self._from_environment = from_environment
         self.lock_timeout = lock_timeout_ms / 1000
+
+    def times(self, now: int) -> Times:
+        """How times are told in an answer that speaks of *now*."""
+        from controller.cli.text import Times
+
+        return Times(now, self.output.exact)
 
     @cached_property
     def state_dir(self) -> Path:
@@ -105,6 +115,37 @@ class Call:
     @property
     def context(self) -> Context:
         return self.controller.context
+
+    @contextmanager
+    def showing_waits(self) -> Iterator[None]:
+        """On a terminal, say whom the document is waited for, once that takes long."""
+        if not os.isatty(2) or self.output.quiet or self.output.json:
+            yield
+            return
+        import threading
+
+        ended = threading.Event()
+
+        def show() -> None:
+            shown = False
+            while not ended.wait(SECONDS_OF_SILENCE / 4):
+                waited = self.store.waited() if self.opened else None
+                late = waited is not None and self.clock.monotonic() - waited[0] >= SECONDS_OF_SILENCE
+                if waited is not None and late:
+                    seconds = self.clock.monotonic() - waited[0]
+                    self.output.progress(f"waiting for the document ({seconds:.0f} s): held by {waited[1]}")
+                elif shown:
+                    self.output.progress("")
+                shown = late
+
+        watcher = threading.Thread(target=show, name="waits", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+            self.output.progress("")
 
     def wants_color(self, chosen: bool) -> bool:
         """Colour is for a terminal, and for people who did not say no."""

@@ -7,8 +7,10 @@ step that needs it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
 
 from controller.cli import text
+from controller.cli.tables import Table, table
 from controller.cli.text import shown
 from controller.model.records import Step, StepState
 
@@ -25,24 +27,35 @@ WIDEST = 12
 
 
 def in_order(steps: Sequence[Step]) -> list[Step]:
-    """Each after all that it needs, otherwise as listed."""
-    placed: dict[str, Step] = {}
-    waiting = list(steps)
-    while waiting:
-        ready = next((step for step in waiting if placed.keys() >= set(step.needs)), waiting[0])
-        placed[ready.name] = ready
-        waiting.remove(ready)
-    return list(placed.values())
+    """Each after all that it needs, otherwise as listed; steps that need each other come last."""
+    waits = {step.name: len(step.needs) for step in steps}
+    dependents: dict[str, list[int]] = {}
+    for index, step in enumerate(steps):
+        for need in step.needs:
+            dependents.setdefault(need, []).append(index)
+    ready = [index for index, step in enumerate(steps) if not step.needs]
+    placed: dict[int, Step] = {}
+    while ready:
+        index = heappop(ready)
+        placed[index] = steps[index]
+        for dependent in dependents.get(steps[index].name, ()):
+            waits[steps[dependent].name] -= 1
+            if not waits[steps[dependent].name]:
+                heappush(ready, dependent)
+    return [*placed.values(), *(step for index, step in enumerate(steps) if index not in placed)]
 
 
-def drawing(steps: Sequence[Step], now: int) -> Iterator[str]:
+def drawing(steps: Sequence[Step], now: int) -> Table:
     """Lines: the mark of each step's state, its name, state, time, exit, and what it needs."""
     ordered = in_order(steps)
-    rows = list(_lines(ordered))
-    if max(len(row) for row in rows) > WIDEST:
-        rows = [MARKS[step.state] for step in ordered]
+    rows: list[str] = []
+    for row in _lines(ordered):
+        if len(row) > WIDEST:
+            rows = [MARKS[step.state] for step in ordered]
+            break
+        rows.append(row)
     columns = ("", "STEP", "STATE", "TOOK", "EXIT", "TRIES", "NEEDS")
-    yield from text.table(columns, (_row(line, step, now) for line, step in zip(rows, ordered, strict=True)))
+    return table(columns, (_row(line, step, now) for line, step in zip(rows, ordered, strict=True)))
 
 
 def _lines(ordered: Sequence[Step]) -> Iterator[str]:

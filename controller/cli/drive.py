@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from controller.cli.call import Call
-from controller.cli.verb import Verb, parallelism_option, run_of
+from controller.cli.verb import Verb, completed, parallelism_option, run_of
 from controller.model.errors import UsageFault
 from controller.model.records import MAX_SLOTS
 
 if TYPE_CHECKING:
+    from controller.cli.tables import Table
     from controller.engine.planner import Plan
     from controller.engine.reconcile import Reconciler
     from controller.engine.report import Report
@@ -65,15 +66,15 @@ def _preview(call: Call, due: tuple[tuple[int, str], ...], plan: Plan) -> int:
     return 0
 
 
-def _preview_page(due: tuple[tuple[int, str], ...], plan: Plan) -> Iterator[str]:
-    from controller.cli.text import table
+def _preview_page(due: tuple[tuple[int, str], ...], plan: Plan) -> Iterator[str | Table]:
+    from controller.cli.tables import table
 
     rows = [(str(slot), "replay", f"parked, key {key[:12]}") for slot, key in due]
     rows += [(str(parked.slot), parked.type.value, parked.why) for parked in plan.parks]
     if not rows:
         yield "nothing to do" if plan.edit.empty else "only records to bring up to date"
     else:
-        yield from table(("SLOT", "ACTION", "WHY"), rows)
+        yield table(("SLOT", "ACTION", "WHY"), rows)
     if rows or not plan.edit.empty:
         yield "nothing was changed; next: controller reconcile --apply"
 
@@ -81,7 +82,13 @@ def _preview_page(due: tuple[tuple[int, str], ...], plan: Plan) -> Iterator[str]
 @click.command(
     name="replay-pending", cls=Verb, examples=["controller replay-pending", "controller replay-pending --slot 3"]
 )
-@click.option("--slot", type=click.IntRange(1, MAX_SLOTS), metavar="N", help="Only this slot.")
+@click.option(
+    "--slot",
+    type=click.IntRange(1, MAX_SLOTS),
+    metavar="N",
+    shell_complete=completed("slots"),
+    help="Only this slot.",
+)
 @parallelism_option
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and send nothing.")
 @click.pass_obj
@@ -111,7 +118,7 @@ def replay_pending(call: Call, slot: int | None, parallelism: int, dry_run: bool
 
 
 @click.command(cls=Verb, examples=["controller cancel r-1"])
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=completed("runs"))
 @click.pass_obj
 def cancel(call: Call, run: str) -> int:
     """Cancel a run: at once if it is queued, else once its worker has ended the whole process group of its step.
@@ -125,7 +132,7 @@ def cancel(call: Call, run: str) -> int:
     reconciler = call.controller.reconciler(parallelism=1)  # wrong settings are said before anything changes
     answer = request(call.context, run_id)
     body: dict[str, object] = {"run": run_id, "requested": answer.requested, "slot": answer.slot}
-    page: list[str] = []
+    page: list[str | Table] = []
     code = 0
     state = answer.state.value
     if answer.slot is not None:
@@ -139,7 +146,7 @@ def cancel(call: Call, run: str) -> int:
 
 
 def _drive_slot(
-    call: Call, reconciler: Reconciler, run_id: str, slot: int, body: dict[str, object], page: list[str]
+    call: Call, reconciler: Reconciler, run_id: str, slot: int, body: dict[str, object], page: list[str | Table]
 ) -> tuple[int, str]:
     """Reconcile the slot alone; it takes no new run. The request stands already, so a busy slot is no failure."""
     from controller.cli.asking import exit_of, report_page, report_whole, stopping

@@ -13,6 +13,7 @@ from controller.cli.verb import Verb
 
 if TYPE_CHECKING:
     from controller.cli.output import Output
+    from controller.cli.tables import Table
     from controller.engine.status import Integrity, Status
 
 
@@ -39,19 +40,20 @@ def status(call: Call, live: bool) -> None:
         now=call.clock.now_ms(),
     )
     body = {**to_builtins(answer), "config_fault": call.output.fault(fault)}
-    page: Iterable[str] = _page(answer, call.output)
+    page: Iterable[str | Table] = _page(answer, call.output)
     if live:
         body["live"], more = _live(call)
         page = chain(page, more)
     call.output.answer("status", body, page)
 
 
-def _live(call: Call) -> tuple[dict[str, object], list[str]]:
+def _live(call: Call) -> tuple[dict[str, object], list[str | Table]]:
     """What the provider shows, beside what is recorded. A provider that does not answer is told, not raised."""
     from collections import Counter
 
     from controller.cli.asking import stopping
-    from controller.cli.text import shown, table
+    from controller.cli.tables import table
+    from controller.cli.text import shown
     from controller.engine.classify import SlotClass, classify
     from controller.model.errors import ControllerError
 
@@ -87,7 +89,7 @@ def _live(call: Call) -> tuple[dict[str, object], list[str]]:
         for each in classified
     ]
     head = "live" if look.complete else "live, incomplete: it says nothing about what it does not show"
-    return body, ["", head, *table(("SLOT", "RECORDED", "OBSERVED", "CLASS", "WHY"), rows)]
+    return body, ["", head, table(("SLOT", "RECORDED", "OBSERVED", "CLASS", "WHY"), rows)]
 
 
 def _page(status: Status, output: Output) -> Iterator[str]:
@@ -130,7 +132,7 @@ def _page(status: Status, output: Output) -> Iterator[str]:
         yield ""
         yield output.bold(f"pending mutations: {len(status.pending_mutations)}")
         for pending in status.pending_mutations:
-            yield from (f"  {line}" for line in views.pending_page(to_builtins(pending), now))
+            yield from (f"  {line}" for line in views.pending_page(to_builtins(pending), text.Times(now, output.exact)))
     if status.troubles:
         yield ""
         yield output.bold("troubles, the latest last")

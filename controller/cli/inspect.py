@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from controller.cli.call import Call
-from controller.cli.verb import Verb, subject_of
+from controller.cli.verb import Verb, completed, subject_of
 
 if TYPE_CHECKING:
+    from controller.cli.tables import Table
     from controller.engine.explain import Explanation
     from controller.engine.fsck import Verdict
     from controller.model.codes import Code
@@ -23,7 +24,7 @@ LAST_REFUSALS = 200
 @click.command(
     cls=Verb, question=True, examples=["controller history", "controller history r-1", "controller history slot:3"]
 )
-@click.argument("subject", metavar="[RUN|slot:N]", required=False)
+@click.argument("subject", metavar="[RUN|slot:N]", required=False, shell_complete=completed("subjects"))
 @click.pass_obj
 def history(call: Call, subject: str | None) -> None:
     """Show every transition, oldest first: of one run or slot, or of everything."""
@@ -82,7 +83,7 @@ def _fsck_page(verdict: Verdict) -> Iterator[str]:
         "controller explain reason",
     ],
 )
-@click.argument("subject", metavar="RUN|slot:N|reason")
+@click.argument("subject", metavar="RUN|slot:N|reason", shell_complete=completed("subjects"))
 @click.argument("code", metavar="[CODE]", required=False)
 @click.pass_obj
 def explain(call: Call, subject: str, code: str | None) -> None:
@@ -139,9 +140,10 @@ def _explain_subject(call: Call, subject: str) -> None:
     call.output.answer("explain", body, _explain_page(found))
 
 
-def _explain_page(found: Explanation) -> Iterator[str]:
+def _explain_page(found: Explanation) -> Iterator[str | Table]:
     from controller.cli import views
-    from controller.cli.text import duration, moment, shown, table
+    from controller.cli.tables import table
+    from controller.cli.text import duration, moment, shown
     from controller.engine.moves import in_words
 
     yield f"{found.subject} is {found.state}"
@@ -156,7 +158,7 @@ def _explain_page(found: Explanation) -> Iterator[str]:
     else:
         agrees = "; the document agrees" if story.agrees else ""
         yield f"what led there{agrees}" if story.state is None else f"what led to {story.state}{agrees}"
-        yield from table(
+        yield table(
             ("SINCE", "TOOK", "WHAT"),
             (
                 (moment(told.at), duration(told.until - told.at) if told.until > told.at else "-", shown(told.what))
@@ -205,11 +207,11 @@ def _code_page(found: Code) -> Iterator[str]:
     yield f"next: {found.next}"
 
 
-def _codes_page(codes: Iterable[Code]) -> Iterator[str]:
-    from controller.cli.text import table
+def _codes_page(codes: Iterable[Code]) -> Iterator[str | Table]:
+    from controller.cli.tables import table
 
     rows = ((code.code, code.kind.value, "-" if code.exit is None else str(code.exit), code.text) for code in codes)
-    yield from table(("CODE", "KIND", "EXIT", "MEANING"), rows)
+    yield table(("CODE", "KIND", "EXIT", "MEANING"), rows)
 
 
 COMMANDS: Mapping[str, click.Command] = {"history": history, "fsck": fsck, "explain": explain}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from controller.cli.call import Call
-from controller.cli.verb import Verb, run_of
+from controller.cli.verb import Verb, completed, run_of
 from controller.model.errors import NotFound, UsageFault
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     question=True,
     examples=["controller logs r-1", "controller logs r-1 --step build --all", "controller logs --follow r-1"],
 )
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=completed("runs"))
 @click.option("--step", metavar="S", help="Only this step.")
 @click.option("-f", "--follow", is_flag=True, help="Go on as more comes, until the run has ended.")
 @click.option("--all", "every", is_flag=True, help="Every attempt, oldest first, not just the last of each step.")
@@ -34,8 +34,10 @@ def logs(call: Call, run: str, step: str | None, follow: bool, every: bool) -> i
     to serve the fleet, such as `controller run`.
     """
     from controller.engine.queue import find
-    from controller.library.following import logs_of
+    from controller.library.following import logs_of, read_from
 
+    if follow and call.output.json:
+        raise UsageFault("--follow has no end to answer at", where="--follow --json", next="leave one of them out")
     run_id = run_of(run)
     known = find(call.store.read().document, run_id)
     names = [each.name for each in known.steps]
@@ -46,7 +48,7 @@ def logs(call: Call, run: str, step: str | None, follow: bool, every: bool) -> i
             next=f"controller logs {run_id}" + (f" --step {names[0]}" if names else ""),
         )
     if follow:
-        return _follow(call, run_id, step)
+        return _follow(call, known, step)
     found = [log for log in logs_of(call.state_dir, run_id, names) if step in (None, log.step)]
     if not every:
         found = list({log.step: log for log in found}.values())
@@ -60,26 +62,34 @@ def logs(call: Call, run: str, step: str | None, follow: bool, every: bool) -> i
     for log in found:
         if len(found) > 1:
             call.output.note(f"--- step {log.step}, life {log.token}, attempt {log.attempt}")
-        data = Path(log.path).read_bytes()
-        written += len(data)
-        call.output.raw(data)
+        for part in read_from(log, 0):
+            written += len(part)
+            call.output.raw(part)
     if not written:
         call.output.note(f"run {run_id} wrote nothing")
     return 0
 
 
-def _follow(call: Call, run_id: str, step: str | None) -> int:
-    """Write what is there and what comes, until the run has ended."""
-    from controller.cli.waiting import Writer
+def _follow(call: Call, run: Run | Tombstone, step: str | None) -> int:
+    """Write what is there and what comes, until the run has ended or nobody reads any more."""
+    from controller.cli.waiting import Writer, is_abandoned
     from controller.engine.reconcile import SHORTEST_WAIT
-    from controller.library.waiting import all_ended
+    from controller.library.following import logs_of
+    from controller.library.waiting import ENDED, all_ended
 
-    if call.output.json:
-        raise UsageFault("--follow has no end to answer at", where="--follow --json", next="leave one of them out")
-    writer = Writer(call, [run_id], call.store.read().document, step=step)
+    kept_here = call.readable_settings[0].provider.kind != "command"
+    if (not kept_here or run.state in ENDED) and not logs_of(call.state_dir, run.id, ()):
+        raise _none(call, run)
+    gc.enable()  # a question is quick and does without; this one stays
+    writer = Writer(call, {run.id: run}, step=step)
     while True:
-        ended = all_ended(call.store.read().document, [run_id])
-        if not writer.write_new() or ended:
+        # Asked before the logs are read: what was written before the end is there once the end is.
+        ended = all_ended(call.store.read().document, [run.id])
+        going = writer.write_new()
+        if is_abandoned():
+            call.output.failed = False
+            return 0
+        if ended or not going:
             return 0
         call.clock.sleep(SHORTEST_WAIT)
 

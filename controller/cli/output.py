@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from errno import EPIPE
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from controller.cli.text import shown
+from controller.library.settings import environment
 from controller.model.errors import (
     Busy,
     ControllerError,
@@ -27,6 +28,9 @@ from controller.model.errors import (
     UsageFault,
 )
 
+if TYPE_CHECKING:
+    from controller.cli.tables import Table
+
 _HEADS: Final[tuple[tuple[type[ControllerError], str], ...]] = (
     (UsageFault, "usage"),
     (Refusal, "refused"),
@@ -37,24 +41,29 @@ _HEADS: Final[tuple[tuple[type[ControllerError], str], ...]] = (
     (DocumentFault, "refused"),
     (NotDurable, "not saved"),
 )
-_RED, _BOLD, _PLAIN = "\x1b[31m", "\x1b[1m", "\x1b[0m"
+_RED, _BOLD, _PLAIN, _CLEAR = "\x1b[31m", "\x1b[1m", "\x1b[0m", "\r\x1b[K"
 
 
 class Output:
-    """What one command writes. `failed` says whether its answer could not be written whole."""
+    """What one command writes. `failed` says whether its answer could not be written whole.
 
-    def __init__(self, *, json: bool, quiet: bool = False, color: bool = False) -> None:
+    `exact`: times are told as moments, not as ages.
+    """
+
+    def __init__(self, *, json: bool, quiet: bool = False, color: bool = False, exact: bool = False) -> None:
         self.json = json
         self.quiet = quiet
         self.color = color
+        self.exact = exact
         self.failed = False
+        self._progressing = False
 
-    def answer(self, verb: str, body: Mapping[str, object], page: Iterable[str]) -> None:
+    def answer(self, verb: str, body: Mapping[str, object], page: Iterable[str | Table]) -> None:
         """Write the answer of *verb*: *body* under its schema, or the lines of *page*, which must say the same."""
         if self.json:
             self._stdout(encode({"schema": f"controller.{verb}/1", **body}))
         else:
-            self._stdout("".join(f"{line}\n" for line in page).encode("utf-8", "backslashreplace"))
+            self._stdout("".join(f"{line}\n" for line in self._lines(page)).encode("utf-8", "backslashreplace"))
 
     def raw(self, data: bytes) -> None:
         """Write bytes to stdout as they are."""
@@ -64,6 +73,14 @@ class Output:
         """Tell people something beside the answer, on stderr; nothing under --quiet or --json."""
         if not self.quiet and not self.json:
             self._stderr([line])
+
+    def progress(self, line: str) -> None:
+        """Show what takes so long, on a terminal, in place of what was shown so last; "" shows nothing any more."""
+        if self.quiet or self.json or not (line or self._progressing):
+            return
+        room = (terminal_width(2) or 80) - 1
+        _write(2, f"{_CLEAR}{line[:room]}".encode("utf-8", "backslashreplace"))
+        self._progressing = bool(line)
 
     def warn(self, line: str) -> None:
         """Tell people what is wrong, on stderr, also under --quiet: a command that stays must not wait for its end."""
@@ -102,6 +119,14 @@ class Output:
             lines.append(f"  next: {shown(error.next)}")
         self._stderr(lines)
 
+    def _lines(self, page: Iterable[str | Table]) -> Iterator[str]:
+        room = terminal_width()
+        for part in page:
+            if isinstance(part, str):
+                yield part
+            else:
+                yield from part.lines(room=room, color=self.color)
+
     def bold(self, text: str) -> str:
         return f"{_BOLD}{text}{_PLAIN}" if self.color and not self.json else text
 
@@ -114,7 +139,21 @@ class Output:
                 self._stderr([f"the answer could not be written: {problem}"])
 
     def _stderr(self, lines: Iterable[str]) -> None:
-        _write(2, "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
+        clear, self._progressing = _CLEAR if self._progressing else "", False
+        _write(2, (clear + "".join(f"{line}\n" for line in lines)).encode("utf-8", "backslashreplace"))
+
+
+def terminal_width(descriptor: int = 1) -> int | None:
+    """How wide the terminal is that *descriptor* goes to; None: it goes to none, and nothing has to fit."""
+    if not os.isatty(descriptor):
+        return None
+    chosen = environment("COLUMNS")
+    if chosen.isdecimal() and int(chosen):
+        return int(chosen)
+    try:
+        return os.get_terminal_size(descriptor).columns or None
+    except OSError:
+        return None
 
 
 def encode(content: object) -> bytes:

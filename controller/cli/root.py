@@ -15,6 +15,8 @@ from controller.library.words import meant
 from controller.model.errors import ControllerError, DocumentMissing, Refusal, UsageFault
 
 PREFIX = "CONTROLLER"
+COMPLETE = "_CONTROLLER_COMPLETE"
+"""What a shell that completes a line sets, as `controller completion` has told it to."""
 INTERRUPTED = 130
 UNWRITTEN = 8
 
@@ -69,6 +71,12 @@ def _drive() -> Mapping[str, click.Command]:
     return COMMANDS
 
 
+def _completion() -> Mapping[str, click.Command]:
+    from controller.cli.completion import COMMANDS
+
+    return COMMANDS
+
+
 def _serve() -> Mapping[str, click.Command]:
     from controller.cli.serve import COMMANDS
 
@@ -101,6 +109,7 @@ COMMANDS: Mapping[str, Group] = {
     "fsck": _inspect,
     "doctor": _doctor,
     "state": _setup,
+    "completion": _completion,
     "version": _setup,
 }
 """In the order that help lists them. A command's module is imported when that command is used."""
@@ -150,12 +159,19 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )
 @click.option("--quiet", is_flag=True, help="Say nothing beside the answer and errors.")
 @click.option("--no-color", is_flag=True, help="No colour, not even on a terminal.")
+@click.option("--exact-times", is_flag=True, help="Tell times as moments, UTC, not as ages.")
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit."
 )
 @click.pass_context
 def root(
-    ctx: click.Context, state_dir: str | None, config: str | None, lock_timeout: int, quiet: bool, no_color: bool
+    ctx: click.Context,
+    state_dir: str | None,
+    config: str | None,
+    lock_timeout: int,
+    quiet: bool,
+    no_color: bool,
+    exact_times: bool,
 ) -> None:
     """Run commands on workers, and never lose or double what was asked of a provider.
 
@@ -171,6 +187,7 @@ def root(
         from_environment=source is click.core.ParameterSource.ENVIRONMENT,
     )
     call.output.quiet = quiet
+    call.output.exact = exact_times
     call.output.color = call.wants_color(not no_color)
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
@@ -186,6 +203,11 @@ class Ending(NamedTuple):
 
 def run(args: Sequence[str]) -> Ending:
     """Run one command line. Nothing that goes wrong leaves as an exception."""
+    asked = environment(COMPLETE)
+    if asked:
+        from controller.cli.completion import complete
+
+        return Ending(complete(asked), True)
     call = Call()
     code = _guarded(call, args)
     return Ending(code, call.question)

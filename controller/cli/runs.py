@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from controller.cli.call import Call
-from controller.cli.verb import Verb, run_of, subject_of
+from controller.cli.verb import Verb, completed, run_of, subject_of
 
 if TYPE_CHECKING:
     from controller.model.records import Run, Tombstone
@@ -17,7 +17,7 @@ STATES = ("queued", "running", "succeeded", "failed", "cancelled", "pending", "s
 
 
 @click.command(cls=Verb, question=True, examples=["controller show r-1", "controller show slot:3"])
-@click.argument("subject", metavar="RUN|slot:N")
+@click.argument("subject", metavar="RUN|slot:N", shell_complete=completed("subjects"))
 @click.pass_obj
 def show(call: Call, subject: str) -> None:
     """Show everything about a run or a slot."""
@@ -29,7 +29,7 @@ def show(call: Call, subject: str) -> None:
     snapshot, now = call.store.read(), call.clock.now_ms()
     if isinstance(wanted, str):
         run = find(snapshot.document, wanted)
-        call.output.answer("show", {"run": views.run_whole(run, now)}, views.run_page(run, now))
+        call.output.answer("show", {"run": views.run_whole(run, now)}, views.run_page(run, call.times(now)))
         return
     from msgspec import to_builtins
 
@@ -51,7 +51,7 @@ def show(call: Call, subject: str) -> None:
     flight = flights_of(call.store, [wanted]).get(wanted)
     pending = None if entry is None else to_builtins(pending_mutation(wanted, entry, flight))
     whole = views.slot_whole(document, wanted, pending)
-    call.output.answer("show", {"slot": whole}, views.slot_page(whole, now))
+    call.output.answer("show", {"slot": whole}, views.slot_page(whole, call.times(now)))
 
 
 @click.command(
@@ -75,14 +75,18 @@ def runs(call: Call, state: str | None, limit: int) -> None:
     if state is not None:
         rows = [row for row in rows if state in (row["state"], row["view"])]
     body = {"runs": rows[:limit], "total": len(rows)}
-    page = list(views.run_rows(rows[:limit], now)) if rows else ["no runs" + (f" are {state}" if state else "")]
+    page = (
+        list(views.run_rows(rows[:limit], call.times(now)))
+        if rows
+        else ["no runs" + (f" are {state}" if state else "")]
+    )
     if len(rows) > limit:
         page.append(f"... and {len(rows) - limit} older ones; --limit N shows more")
     call.output.answer("runs", body, page)
 
 
 @click.command(cls=Verb, examples=["controller withdraw r-7"])
-@click.argument("run_id", metavar="RUN")
+@click.argument("run_id", metavar="RUN", shell_complete=completed("runs"))
 @click.pass_obj
 def withdraw(call: Call, run_id: str) -> None:
     """Cancel a queued run that no worker ever took."""
@@ -96,7 +100,7 @@ def withdraw(call: Call, run_id: str) -> None:
 
 
 @click.command(cls=Verb, examples=["controller retry r-1"])
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=completed("runs"))
 @click.pass_obj
 def retry(call: Call, run: str) -> None:
     """Queue a failed or cancelled run again: steps that succeeded are kept, every other starts anew."""

@@ -26,23 +26,23 @@ if TYPE_CHECKING:
         "controller submit --file docs/examples/graph.toml",
     ],
 )
-@click.option("--id", "run_id", metavar="ID", help="Name the run. The same id with the same content is the same run.")
+@click.option("--id", metavar="ID", help="Name the run. The same id with the same content is the same run.")
 @click.option("--attempts", type=click.IntRange(1, 1_000_000), metavar="N", help="How often it may fail.  [default: 1]")
 @click.option("--timeout", type=Duration(), metavar="D", help="End the command after this long, such as 10m.")
 @click.option("--env", type=Variable(), multiple=True, help="A variable for the command; may be repeated.")
 @click.option("--cwd", metavar="DIR", help="Where it runs.  [default: a scratch directory of the run]")
-@click.option("--file", "path", metavar="FILE|-", help="Take the run, with its steps, from TOML or JSON; - is stdin.")
-@click.option("--wait", "wait", is_flag=True, help="Serve the fleet until it has ended, and show what it writes.")
+@click.option("--file", metavar="FILE|-", help="Take the run, with its steps, from TOML or JSON; - is stdin.")
+@click.option("--wait", is_flag=True, help="Serve the fleet until it has ended, and show what it writes.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 def submit(
     call: Call,
-    run_id: str | None,
+    id: str | None,  # noqa: A002 - an option's variable is named after this: CONTROLLER_SUBMIT_ID
     attempts: int | None,
     timeout: int | None,
     env: tuple[tuple[str, str], ...],
     cwd: str | None,
-    path: str | None,
+    file: str | None,
     wait: bool,
     argv: tuple[str, ...],
 ) -> int:
@@ -51,28 +51,32 @@ def submit(
     It is accepted, durably, once its id is printed; a worker takes it at the next reconcile. What stands after -- is
     the command and its arguments, as they are: there is no shell.
 
-    A file holds id, attempts and [[steps]], each with name, argv and, if wanted, needs, env, cwd, timeout and attempts
-    (within one life of the run). A step runs once all that it needs have succeeded; what needs a failed one is skipped.
+    A file holds id, attempts and [[steps]], each with name, argv and, if wanted, needs, env, cwd (from where the file
+    is), timeout and attempts (within one life of the run). A step runs once all that it needs have succeeded; what
+    needs a failed one is skipped.
 
-    Its environment, later ones winning: PATH, HOME and LANG of the process that made its worker, such as cron;
-    CONTROLLER_STATE_DIR; what pass_env under [provider] names; [provider.env]; --env; and CONTROLLER_RUN,
-    CONTROLLER_STEP, CONTROLLER_ATTEMPT, CONTROLLER_TOKEN and CONTROLLER_IDEMPOTENCY_KEY, which is the same in every
-    attempt of a step. Nothing else of yours. Fix PATH under [provider.env]: then it does not depend on who reconciles.
+    The environment, later ones winning: PATH, HOME and LANG of the process that made the worker, such as cron;
+    CONTROLLER_STATE_DIR; what pass_env under [provider] names; [provider.env]; --env; and, which cannot be chosen,
+    CONTROLLER_RUN, CONTROLLER_STEP, CONTROLLER_ATTEMPT, CONTROLLER_TOKEN and CONTROLLER_IDEMPOTENCY_KEY: a step's own,
+    the same in all its attempts and after a retry, for effects that must not happen twice. Nothing else of yours. Fix
+    PATH under [provider.env]: then it does not depend on who reconciles.
 
     With --wait it exits with 0 if the run succeeded and 9 if not; interrupted, it exits with 130 and the run goes on.
     """
     call.settings  # noqa: B018 - a configuration that cannot be meant is said now, not at the next reconcile
-    call.subject = "fleet" if run_id is None else f"run:{run_id}"
-    if path is None:
-        submission = _command(run_id, attempts or 1, timeout, env, cwd, argv)
-    elif argv or timeout is not None or env or cwd is not None:
-        raise UsageFault(
-            "a command and its options stand beside --file",
-            where="--file",
-            next="write argv, timeout, env and cwd into the file, under [[steps]]",
-        )
+    if file is None:
+        submission = _command(id, attempts or 1, timeout, env, cwd, argv)
     else:
-        submission = _from_file(path, run_id, attempts)
+        given = {"argv": argv, "--timeout": timeout is not None, "--env": env, "--cwd": cwd is not None}
+        beside = [name for name, value in given.items() if value]
+        if beside:
+            raise UsageFault(
+                f"beside --file there cannot be {' or '.join(beside)}",
+                where=f"--file; {', '.join(beside)}",
+                next="write argv, timeout, env and cwd into the file, under [[steps]]",
+            )
+        submission = _from_file(file, id, attempts)
+    call.subject = "fleet" if submission.id is None else f"run:{submission.id}"
     from controller.engine.queue import submit as add
 
     (submitted,) = add(call.context, [submission])
@@ -116,11 +120,13 @@ def _from_file(path: str, run_id: str | None, attempts: int | None) -> Submissio
     """The run in the file, with what the command line chose of it. Raises UsageFault."""
     import sys
 
-    from msgspec.structs import replace
-
     from controller.library.graph import MOST_BYTES, read
 
+    if path == "":
+        raise UsageFault("an empty path", where="--file", next="give a file, or - for stdin")
     if path == "-":
+        if sys.stdin is None:
+            raise UsageFault("stdin is closed", where="--file -", next="give it the steps, or name a file")
         data, base, source = sys.stdin.buffer.read(MOST_BYTES + 1), absolute("."), "stdin"
     else:
         place = absolute(path)
@@ -130,10 +136,8 @@ def _from_file(path: str, run_id: str | None, attempts: int | None) -> Submissio
                 data = file.read(MOST_BYTES + 1)
         except OSError as error:
             raise UsageFault(f"it cannot be read: {error.strerror}", where=path, next="check --file") from error
-    suffix = Path(path).suffix
-    toml = {".toml": True, ".json": False}.get(suffix)
-    submission = read(data, source=source, base=base, toml=toml, id=run_id)
-    return submission if attempts is None else replace(submission, max_attempts=attempts)
+    toml = {".toml": True, ".json": False}.get(Path(path).suffix)
+    return read(data, source=source, base=base, toml=toml, id=run_id, attempts=attempts)
 
 
 COMMANDS: Mapping[str, click.Command] = {"submit": submit}

@@ -1,12 +1,14 @@
-"""Text for people: escaping, times, tables. Nothing here writes anything.
+"""Text for people: escaping, times, pairs. Nothing here writes anything; tables are in `tables`.
 
 A caller must pass every text that a user, a provider or a file chose through `shown`: it may hold control characters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+
+from msgspec import Struct
 
 from controller.library.words import UNITS
 
@@ -48,30 +50,32 @@ def moment(at: int) -> str:
     return datetime.fromtimestamp(at // 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def ago(at: int, now: int) -> str:
-    """How long ago or ahead *at* is, with the exact time."""
-    distance = f"{duration(now - at)} ago" if at <= now else f"in {duration(at - now)}"
-    return f"{distance} ({moment(at)})"
+class Times(Struct, frozen=True):
+    """How points in time are told: as ages, seen from `now` (UTC ms), or, on request, exactly."""
 
+    now: int
+    exact: bool = False
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Lines of left-aligned columns. The last one is as long as it is: nothing is cut."""
-    cells = [tuple(heads), *(tuple(row) for row in rows)]
-    widths = [max(_width(row[i]) for row in cells) for i in range(len(heads))]
-    for row in cells:
-        padded = (cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(padded).rstrip()
+    def told(self, at: int) -> str:
+        """`2m ago`, `in 5s`, or the moment itself."""
+        if self.exact:
+            return moment(at)
+        return f"{duration(self.now - at)} ago" if at <= self.now else f"in {duration(at - self.now)}"
+
+    def age(self, at: int) -> str:
+        """For a column of ages: `2m`, or the moment itself."""
+        return moment(at) if self.exact else duration(self.now - at)
 
 
 def pairs(items: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Lines of `name  value`, names padded to one width."""
     known = list(items)
-    width = max((len(name) for name, _ in known), default=0)
+    widest = max((len(name) for name, _ in known), default=0)
     for name, value in known:
-        yield f"{name:<{width}}  {value}".rstrip()
+        yield f"{name:<{widest}}  {value}".rstrip()
 
 
-def _width(text: str) -> int:
+def width(text: str) -> int:
     if text.isascii():
         return len(text)
     from unicodedata import combining, east_asian_width

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,15 +43,29 @@ class Verb(click.Command):
         call.output.json = bool(ctx.params.pop("json", False))
         call.question = self.question
         call.command = ctx.command_path.partition(" ")[2]
-        if not self.question:
-            gc.enable()
-        return super().invoke(ctx)
+        if self.question:
+            return super().invoke(ctx)
+        gc.enable()
+        with call.showing_waits():
+            return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         with formatter.section("Examples" if len(self.examples) > 1 else "Example"):
             for example in self.examples:
                 # Not through write_text: a command line that is wrapped cannot be pasted.
                 formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+
+
+def completed(kind: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
+    """What completes an argument: `runs`, `subjects` or `slots`. Imported when a shell asks."""
+
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+        from controller.cli import completion
+
+        kinds = {"runs": completion.runs, "subjects": completion.subjects, "slots": completion.slots}
+        return kinds[kind](ctx, parameter, incomplete)
+
+    return complete
 
 
 def help_option() -> click.Option:

@@ -6,19 +6,21 @@ Values of variables that a run was given are never shown, only their names: they
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET, Raw, Struct, to_builtins
 
 from controller.cli import text
 from controller.cli.drawing import drawing
-from controller.cli.text import shown
+from controller.cli.tables import Table, table
+from controller.cli.text import Times, shown
 from controller.library.words import spelled
 from controller.model.action import decode
 from controller.model.errors import BrokenAction
 from controller.model.reason import EXPLAINED, Reason
-from controller.model.records import Document, Event, Run, RunState, Step, Tombstone
+from controller.model.records import Document, Event, Run, RunState, Step, StepState, Tombstone
+from controller.model.step import is_active, is_blocking
 from controller.model.views import advice, view_of
 
 
@@ -52,8 +54,8 @@ def run_row(run: Run | Tombstone, now: int) -> dict[str, Any]:
     }
 
 
-def run_rows(rows: Iterable[Mapping[str, Any]], now: int) -> Iterator[str]:
-    yield from text.table(
+def run_rows(rows: Iterable[Mapping[str, Any]], times: Times) -> Iterator[str | Table]:
+    yield table(
         ("RUN", "STATE", "LIVES", "SLOT", "AGE", "REASON", "COMMAND"),
         (
             (
@@ -63,7 +65,7 @@ def run_rows(rows: Iterable[Mapping[str, Any]], now: int) -> Iterator[str]:
                 else f"{row['state']} ({row['view']})",
                 str(row["attempts"]),
                 "-" if row["slot"] is None else str(row["slot"]),
-                text.duration(now - row["created_at"]),
+                times.age(row["created_at"]),
                 row["reason"] or "-",
                 shown(row["command"]),
             )
@@ -91,27 +93,29 @@ def step_whole(step: Step) -> dict[str, Any]:
         "timeout_ms": step.timeout_ms,
         "max_attempts": step.max_attempts,
         "reason": _value(step.reason),
+        "started_at": step.attempts[0].started_at if step.attempts else None,
+        "finished_at": step.attempts[-1].ended_at if step.attempts and not is_active(step.state) else None,
         "attempts": [_fields(attempt) for attempt in step.attempts],
     }
 
 
-def run_page(run: Run | Tombstone, now: int) -> Iterator[str]:
+def run_page(run: Run | Tombstone, times: Times) -> Iterator[str | Table]:
     """A run for people."""
-    lines = [("run", run.id), ("state", _state(run, now)), ("queue", run.queue)]
-    lines.append(("created", text.ago(run.created_at, now)))
+    lines = [("run", run.id), ("state", _state(run, times.now)), ("queue", run.queue)]
+    lines.append(("created", times.told(run.created_at)))
     if isinstance(run, Run):
         lines.append(("priority", run.priority.value))
         if run.available_at is not None:
-            lines.append(("available", text.ago(run.available_at, now)))
+            lines.append(("available", times.told(run.available_at)))
         lines.append(("lives", f"{run.attempts} so far (also its token)"))
         lines.append(("failures", f"{run.failures} of {run.max_attempts}"))
         lines.append(("crashes", f"{run.crashes} of {run.max_crashes}"))
         if run.deferrals:
             lines.append(("deferrals", f"{run.deferrals} in a row"))
         if run.started_at is not None:
-            lines.append(("started", text.ago(run.started_at, now)))
+            lines.append(("started", times.told(run.started_at)))
         if run.cancel_requested_at is not None:
-            lines.append(("cancel", f"requested {text.ago(run.cancel_requested_at, now)}"))
+            lines.append(("cancel", f"requested {times.told(run.cancel_requested_at)}"))
         if run.lease is not None:
             lines.append(("lease", f"held by {shown(run.lease.owner)}"))
     else:
@@ -120,24 +124,25 @@ def run_page(run: Run | Tombstone, now: int) -> Iterator[str]:
         worker = run.worker
         lines.append(("worker", f"slot {worker.slot}, {worker.assignment} generation {worker.generation}"))
     if run.finished_at is not None:
-        lines.append(("finished", text.ago(run.finished_at, now)))
+        lines.append(("finished", times.told(run.finished_at)))
     if isinstance(run, Run) and run.last_error:
         lines.append(("last error", shown(run.last_error)))
     yield from text.pairs(lines)
     if len(run.steps) > 1:
         yield ""
-        yield from drawing(run.steps, now)
+        yield drawing(run.steps, times.now)
     for step in run.steps:
         yield ""
-        yield from step_page(step, now)
+        yield from step_page(step, run.steps, times)
     what_next = advice(run)
     if what_next is not None:
         yield ""
         yield f"next: {what_next}"
 
 
-def step_page(step: Step, now: int) -> Iterator[str]:
-    state = step.state.value + (f": {EXPLAINED[step.reason].text}" if step.reason else "")
+def step_page(step: Step, steps: Sequence[Step], times: Times) -> Iterator[str]:
+    """One of *steps* for people."""
+    state = _step_state(step, steps)
     lines = [("step", f"{shown(step.name)}, {state}"), ("command", shown(shlex.join(step.argv)))]
     if step.needs:
         lines.append(("needs", ", ".join(map(shown, step.needs))))
@@ -157,8 +162,17 @@ def step_page(step: Step, now: int) -> Iterator[str]:
             end = f"{code or signal or 'ended'} after {text.duration(attempt.ended_at - attempt.started_at)}"
         why = f", {EXPLAINED[attempt.reason].text}" if attempt.reason else ""
         key = f", key {attempt.key[:12]}" if attempt.key else ""
-        lines.append((f"attempt {attempt.n}", f"{end}{why}, started {text.ago(attempt.started_at, now)}{key}"))
+        lines.append((f"attempt {attempt.n}", f"{end}{why}, started {times.told(attempt.started_at)}{key}"))
     yield from text.pairs(lines)
+
+
+def _step_state(step: Step, steps: Sequence[Step]) -> str:
+    """Its state and why; of a skipped one, which of its needs kept it from starting."""
+    if step.state is not StepState.SKIPPED:
+        return step.state.value + (f": {EXPLAINED[step.reason].text}" if step.reason else "")
+    blocking = {each.name: each.state for each in steps if is_blocking(each.state)}
+    because = [f"{shown(need)} ({blocking[need]})" for need in step.needs if need in blocking]
+    return f"skipped: it needs {', '.join(because)}" if because else "skipped: the run was over before it could start"
 
 
 def _state(run: Run | Tombstone, now: int) -> str:
@@ -184,22 +198,22 @@ def slot_whole(document: Document, slot: int, pending: Mapping[str, Any] | None)
     }
 
 
-def slot_page(whole: Mapping[str, Any], now: int) -> Iterator[str]:
+def slot_page(whole: Mapping[str, Any], times: Times) -> Iterator[str]:
     worker, pending = whole["worker"], whole["pending_mutation"]
     lines = [("slot", str(whole["slot"])), ("cordoned", "yes" if whole["cordoned"] else "no")]
     lines.append(("changed", f"by revision {whole['changed']}" if whole["changed"] else "never"))
     if whole["refusals"]:
         lines.append(("refused", f"{whole['refusals']} creates in a row"))
     if whole["not_before_at"] is not None:
-        lines.append(("not before", text.ago(whole["not_before_at"], now)))
+        lines.append(("not before", times.told(whole["not_before_at"])))
     if worker is None:
         lines.append(("worker", "none"))
     else:
         why = f": {EXPLAINED[Reason(worker['reason'])].text}" if worker["reason"] else ""
         lines.append(("worker", f"{worker['assignment']} generation {worker['generation']}, {worker['state']}{why}"))
         lines.append(("provider", f"{shown(worker['provider'])}, id {shown(worker['id']) or 'not known yet'}"))
-        lines.append(("created", text.ago(worker["created_at"], now)))
-        lines.append(("last change", text.ago(worker["changed_at"], now)))
+        lines.append(("created", times.told(worker["created_at"])))
+        lines.append(("last change", times.told(worker["changed_at"])))
         lines.extend((name, worker[name]) for name in ("run", "reserved") if worker[name])
         for name, resource in (worker["resources"] or {}).items():
             lines.append((shown(name), shown(f"{resource['id']} {resource.get('immutable_id', '')}".strip())))
@@ -214,39 +228,39 @@ def slot_page(whole: Mapping[str, Any], now: int) -> Iterator[str]:
         yield "no pending mutation"
     else:
         yield "pending mutation"
-        yield from (f"  {line}" for line in pending_page(pending, now))
+        yield from (f"  {line}" for line in pending_page(pending, times))
 
 
-def pending_page(pending: Mapping[str, Any], now: int) -> Iterator[str]:
+def pending_page(pending: Mapping[str, Any], times: Times) -> Iterator[str]:
     """One entry of `pending_mutations` for people, whole."""
     lines = [
         ("slot", f"{pending['slot']}: {pending['type']}" + (f" for run {pending['run']}" if pending["run"] else "")),
         ("key", pending["idempotency_key"] + ("" if pending["key_derives"] else "  DOES NOT DERIVE FROM ITS CONTENT")),
-        ("parked", text.ago(pending["parked_at"], now)),
+        ("parked", times.told(pending["parked_at"])),
         ("sends", str(pending["sends"])),
     ]
     if pending["sent_at"] is not None:
-        lines.append(("last sent", text.ago(pending["sent_at"], now)))
+        lines.append(("last sent", times.told(pending["sent_at"])))
     if pending["not_before"] is not None:
-        lines.append(("not before", text.ago(pending["not_before"], now)))
+        lines.append(("not before", times.told(pending["not_before"])))
     if pending["last_reason"]:
         lines.append(("last outcome", EXPLAINED[Reason(pending["last_reason"])].text))
     if pending["last_error"]:
         lines.append(("last error", shown(pending["last_error"])))
-    lines.append(("in flight", _flight(pending["flight"], now)))
+    lines.append(("in flight", _flight(pending["flight"], times)))
     yield from text.pairs(lines)
 
 
-def _flight(flight: Mapping[str, Any] | None, now: int) -> str:
+def _flight(flight: Mapping[str, Any] | None, times: Times) -> str:
     if flight is None:
         return "no"
     words = f"yes, {flight['process']} pid {flight['pid']}"
     if flight["command"]:
         words += f" ({shown(flight['command'])})"
     if flight["since_at"] is not None:
-        words += f" since {text.ago(flight['since_at'], now)}"
+        words += f" since {times.told(flight['since_at'])}"
     if flight["deadline_at"] is not None:
-        words += f", deadline {text.ago(flight['deadline_at'], now)}"
+        words += f", deadline {times.told(flight['deadline_at'])}"
     return words if flight["certain"] else f"{words}; it cannot be seen from here"
 
 
@@ -284,8 +298,8 @@ def action_whole(raw: Raw) -> dict[str, Any]:
     return content
 
 
-def event_rows(events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    yield from text.table(
+def event_rows(events: Iterable[Mapping[str, Any]]) -> Iterator[str | Table]:
+    yield table(
         ("REVISION", "TIME", "COMMAND", "SUBJECT", "EVENT", "CHANGE", "WHY"),
         (
             (

@@ -13,6 +13,7 @@ from controller.cli.call import Call
 from controller.cli.verb import Duration, Verb, parallelism_option, run_of
 
 if TYPE_CHECKING:
+    from controller.engine.reconcile import Stop
     from controller.engine.report import Report
     from controller.model.records import Document, Run, Tombstone
 
@@ -33,7 +34,9 @@ def wait(call: Call, timeout: int | None, follow: bool, no_drive: bool, parallel
     """Wait until runs have ended; exits with 0 if all succeeded, with 9 if not.
 
     It serves the fleet meanwhile, so nothing else needs to run; beside a `run` or a reconcile it is no trouble. With
-    --no-drive it only reads. Interrupted, it exits with 130 and the runs go on.
+    --no-drive it only reads. Trouble on the way is told and waited out; what an operator has to settle first ends it
+    with 5, and what cannot be saved with 8. Interrupted, it awaits what the provider was asked and exits with 130.
+    However it ends, the runs go on. With --json nothing is shown but how they ended.
     """
     ids = list(dict.fromkeys(run_of(run) for run in runs))
     seconds = None if timeout is None else timeout / 1000
@@ -54,35 +57,46 @@ def follow_to_end(
 ) -> int:
     """Wait for runs and tell how they ended: on stdout if *plain* or with --json, else stdout is for what they write.
 
-    Returns the exit code. Raises NotFound, Conflict, StillRunning.
+    Returns the exit code. Raises NotFound, Conflict, StillRunning, Stuck, NotDurable, DocumentFault.
     """
     from controller.library.waiting import ENDED, all_ended, served
+    from controller.model.errors import NotDurable, Stuck
 
     document = call.store.read().document
-    if not all_ended(document, run_ids):
-        if drive:
-            served(document, run_ids, call.settings.policy)
-        with _streaming(call, run_ids, document, wanted=stream and not call.output.json):
-            ended = _wait(call, run_ids, timeout, drive=drive, parallelism=parallelism)
-    else:
-        with _streaming(call, run_ids, document, wanted=stream and not call.output.json):
-            ended = tuple(_found(document, run_ids))
-    left = [run for run in ended if run.state not in ENDED]
+    found = _found(document, run_ids)
+    ended = tuple(found.values())
+    waits = not all_ended(document, run_ids)
+    if waits and drive:
+        served(document, run_ids, call.settings.policy)
+    try:
+        with _streaming(call, found, wanted=stream and not call.output.json):
+            if waits:
+                ended = _wait(call, run_ids, timeout, drive=drive, parallelism=parallelism)
+    except (NotDurable, Stuck):
+        call.output.warn(f"nothing is lost; next: controller wait {' '.join(run_ids)}")
+        raise
     _tell_ends(call, ended, plain=plain)
+    left = [run for run in ended if run.state not in ENDED]
     if left:
-        ids = " ".join(run.id for run in left)
-        call.output.warn(f"interrupted: {ids} {'goes' if len(left) == 1 else 'go'} on; next: controller wait {ids}")
         from controller.cli.root import INTERRUPTED
 
+        call.output.warn(_left(left))
         return INTERRUPTED
     return 0 if all(run.state == "succeeded" for run in ended) else NOT_SUCCEEDED
 
 
-def _found(document: Document, run_ids: Sequence[str]) -> Iterator[Run | Tombstone]:
+def _found(document: Document, run_ids: Sequence[str]) -> Mapping[str, Run | Tombstone]:
     from controller.engine.queue import find
 
-    for run in run_ids:
-        yield find(document, run)
+    return {run: find(document, run) for run in run_ids}
+
+
+def _left(left: Sequence[Run | Tombstone]) -> str:
+    ids = [run.id for run in left]
+    one = len(ids) == 1
+    running = any(run.state == "running" for run in left)
+    goes_on = ("goes on" if one else "go on") if running else ("stays queued" if one else "stay queued")
+    return f"interrupted: {'run' if one else 'runs'} {', '.join(ids)} {goes_on}; next: controller wait {' '.join(ids)}"
 
 
 def _wait(
@@ -90,23 +104,32 @@ def _wait(
 ) -> tuple[Run | Tombstone, ...]:
     from controller.library.waiting import serve_until_ended, watch_until_ended
 
-    reasons = _Reasons(call, run_ids)
+    notes = _Notes(call, run_ids)
     if drive:
         from controller.cli.asking import stopping
 
         reconciler = call.controller.reconciler(parallelism=parallelism)
         with stopping(call, reconciler):
-            return serve_until_ended(
-                reconciler, run_ids, timeout=timeout, tell=reasons.tell, each_turn=reasons.each_turn
-            )
+            return serve_until_ended(reconciler, run_ids, timeout=timeout, tell=notes.tell, each_turn=notes.each_turn)
+    with _watching() as stop:
+        return watch_until_ended(call.store, call.clock, run_ids, stop, timeout=timeout, each_turn=notes.each_turn)
+
+
+@contextmanager
+def _watching() -> Iterator[Stop]:
+    """INT and TERM stop the watching: it has nothing to await, so there is no second one to heed."""
+    import signal
+
     from controller.engine.reconcile import Stop
 
     stop = Stop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
     try:
-        return watch_until_ended(call.store, call.clock, run_ids, stop, timeout=timeout, each_turn=reasons.each_turn)
-    except KeyboardInterrupt:
-        stop.set()
-        return watch_until_ended(call.store, call.clock, run_ids, stop)
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _tell_ends(call: Call, ended: Sequence[Run | Tombstone], *, plain: bool) -> None:
@@ -123,7 +146,7 @@ def _tell_ends(call: Call, ended: Sequence[Run | Tombstone], *, plain: bool) -> 
         error = run.last_error if isinstance(run, Live) else None
         detail = f": {shown(error)}" if error else ""
         lines.append(f"run {run.id} {'is cancelled' if run.state == 'cancelled' else run.state}{detail}")
-        what_next = None if run.state == "succeeded" else advice(run)
+        what_next = advice(run)
         lines += [f"next: {what_next}"] if what_next is not None else []
     if plain or call.output.json:
         rows = [run_row(run, call.clock.now_ms()) for run in ended]
@@ -133,28 +156,39 @@ def _tell_ends(call: Call, ended: Sequence[Run | Tombstone], *, plain: bool) -> 
             call.output.note(line)
 
 
-class _Reasons:
-    """Tells what a wait is about: trouble on the way, and once per reason what a run that does not start waits for."""
+class _Notes:
+    """Tells on stderr what a wait is about: trouble, once per text, and what a run that does not start waits for."""
 
     def __init__(self, call: Call, run_ids: Sequence[str]) -> None:
         self._call = call
         self._run_ids = run_ids
         self._since = call.clock.monotonic()
         self._seen: Document | None = None
-        self._told: dict[str, tuple[object, ...]] = {}
+        self._reasons: dict[str, tuple[object, ...]] = {}
+        self._said: set[str] = set()
 
     def tell(self, report: Report) -> None:
+        from controller.cli.asking import sent_words
         from controller.cli.text import shown
+        from controller.model.reason import Reason
 
+        lines = [
+            f"trouble: slot {sent.slot}: {sent_words(sent)}"
+            for sent in report.sent
+            if sent.unsaved is not None or sent.reason not in (Reason.DONE, Reason.PENDING)
+        ]
         for error in report.errors:
-            more = f"; next: {shown(error.next)}" if error.next else ""
-            self._call.output.warn(f"trouble: {shown(error.what)}{more}")
+            lines.append(f"trouble: {shown(error.what)}" + (f"; next: {shown(error.next)}" if error.next else ""))
+        for line in lines:
+            if line not in self._said:
+                self._call.output.warn(line)
+        self._said.update(lines)
 
     def each_turn(self, document: Document) -> None:
         if self._call.clock.monotonic() - self._since < PATIENCE or document is self._seen:
             return
         self._seen = document
-        for run in _found(document, self._run_ids):
+        for run in _found(document, self._run_ids).values():
             if run.state == "queued":
                 self._tell_why(document, run)
 
@@ -162,28 +196,29 @@ class _Reasons:
         from controller.cli.text import shown
         from controller.engine.explain import Surroundings, explain_run
 
-        reason = (getattr(run, "defer_reason", None), document.draining)
-        if self._told.get(run.id) == reason:
+        made_for = any(worker.reserved == run.id for worker in document.workers.values())
+        reason = (getattr(run, "defer_reason", None), getattr(run, "available_at", None), document.draining, made_for)
+        if self._reasons.get(run.id) == reason:
             return
-        self._told[run.id] = reason
-        policy = self._call.settings.policy
+        self._reasons[run.id] = reason
+        policy = self._call.readable_settings[0].policy
         around = Surroundings((), (), {}, policy.slots, policy.queues, self._call.clock.now_ms())
         because = " ".join(explain_run(document, run.id, around).because[:2])
         self._call.output.note(f"run {run.id} waits: {shown(because)}")
 
 
 @contextmanager
-def _streaming(call: Call, run_ids: Sequence[str], document: Document, *, wanted: bool) -> Iterator[None]:
-    """Write what the runs write to stdout meanwhile; all of it before this ends."""
+def _streaming(call: Call, runs: Mapping[str, Run | Tombstone], *, wanted: bool) -> Iterator[None]:
+    """Write what the runs write to stdout meanwhile; all of it before this ends. Trouble with it ends no wait."""
     if not wanted:
         yield
         return
-    writer = Writer(call, run_ids, document)
+    writer = Writer(call, runs)
     ended = threading.Event()
 
     def write() -> None:
-        while not ended.wait(CADENCE):
-            writer.write_new()
+        while not ended.wait(CADENCE) and _write(call, writer):
+            pass
 
     thread = threading.Thread(target=write, name="output", daemon=True)
     thread.start()
@@ -192,26 +227,38 @@ def _streaming(call: Call, run_ids: Sequence[str], document: Document, *, wanted
     finally:
         ended.set()
         thread.join()
-        writer.write_new()
+        if not call.output.failed:
+            _write(call, writer)
+
+
+def _write(call: Call, writer: Writer) -> bool:
+    from controller.cli.text import shown
+    from controller.model.errors import ControllerError
+
+    try:
+        return writer.write_new()
+    except ControllerError as error:
+        call.output.warn(f"trouble: {shown(error.what)}; the wait goes on without what the runs write")
+        return False
 
 
 class Writer:
     """Copies what runs write to stdout, and says on stderr where it comes from when that changes."""
 
-    def __init__(self, call: Call, run_ids: Sequence[str], document: Document, *, step: str | None = None) -> None:
+    def __init__(self, call: Call, runs: Mapping[str, Run | Tombstone], *, step: str | None = None) -> None:
         from controller.library.following import Following
 
         self._call = call
-        self._several = len(run_ids) > 1
+        self._several = len(runs) > 1
         self._last = ""
         self._following = {}
-        for run in _found(document, run_ids):
+        for run in runs.values():
             names = [each.name for each in run.steps]
-            self._several = self._several or len(names) > 1
+            self._several = self._several or (len(names) > 1 and step is None)
             self._following[run.id] = Following(call.state_dir, run.id, names, step=step)
 
     def write_new(self) -> bool:
-        """False once nobody reads stdout any more."""
+        """False once it cannot be written any more. Raises NotOurs and NotFound for what cannot be read."""
         for run, following in self._following.items():
             for log, part in following.read_new():
                 if self._last not in ("", log.path) or (self._several and not self._last):
@@ -221,6 +268,15 @@ class Writer:
                 if self._call.output.failed:
                     return False
         return True
+
+
+def is_abandoned() -> bool:
+    """Whether stdout is a pipe that nobody reads any more. Asked, since no write tells while nothing is to be written."""
+    import select
+
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 COMMANDS: Mapping[str, click.Command] = {"wait": wait}

@@ -211,7 +211,8 @@ def failure_of(run: Run) -> str | None:
         if step.state is StepState.FAILED and step.attempts:
             last = step.attempts[-1]
             seen = SeenStep(last.key, StepSeen.EXITED, exit_code=last.exit_code, signal=last.signal)
-            return describe_end(step, replace(seen, timed_out=last.reason is Reason.TIMED_OUT))
+            started = last.reason is not Reason.NOT_STARTED
+            return describe_end(step, replace(seen, started=started, timed_out=last.reason is Reason.TIMED_OUT))
     return None
 
 

@@ -14,14 +14,12 @@ from controller.clock import Clock
 from controller.model.action import action_of, digest
 from controller.model.edit import Draft
 from controller.model.errors import Conflict, NotFound, TransitionRefused, UsageFault
-from controller.model.graph import misfit
+from controller.model.graph import Misfit, misfit
 from controller.model.reason import Reason
 from controller.model.records import Document, Priority, Run, RunState, Step, Tombstone, is_id
 from controller.store.protocol import Store
 
 FLEET_QUEUE = "fleet"
-GIVEN_VARIABLES = tuple(f"CONTROLLER_{name}" for name in ("RUN", "STEP", "ATTEMPT", "TOKEN", "IDEMPOTENCY_KEY"))
-"""What a step's environment says of the step; a submitter cannot choose these."""
 
 
 class Context(Struct, frozen=True):
@@ -58,8 +56,8 @@ class Submitted(Struct, frozen=True):
 def submit(context: Context, submissions: Sequence[Submission]) -> tuple[Submitted, ...]:
     """Add runs in one commit, all or none.
 
-    Raises UsageFault (id outside the grammar, no steps, an empty argv, text that cannot be stored or passed to a
-    program), Conflict (an id with other content), and what a hold raises.
+    Raises UsageFault (id outside the grammar, no steps, steps that `model.graph.misfit` has something against),
+    Conflict (an id with other content), and what a hold raises.
     """
     for submission in submissions:
         _check(submission)
@@ -86,33 +84,14 @@ def _check(submission: Submission) -> None:
         raise UsageFault("a run needs at least one attempt", where="--attempts", next="give a number from 1 up")
     found = misfit(submission.steps)
     if found is not None:
-        raise UsageFault(found.what, where=found.place(submission.steps), next=found.next)
-    for step in submission.steps:
-        if step.max_attempts < 1:
-            raise UsageFault(f"step {step.name} needs at least one attempt", next="give a number from 1 up")
-        if not is_id(step.name):
-            raise UsageFault(f"not a name for a step: {step.name!r}", next="use letters, digits, '.', '_' and '-'")
-        if not step.argv or not step.argv[0]:
-            raise UsageFault(f"step {step.name} has no command", next="controller submit -- COMMAND [ARGUMENT...]")
-        for text in (*step.argv, *step.env, step.cwd or ""):
-            _check_text(text, f"step {step.name}: {text!r}")
-        for name, value in step.env.items():
-            # The value may be a secret: it is not repeated.
-            _check_text(value, f"step {step.name}: the value of {name}")
-        for name in step.env:
-            if not name or "=" in name:
-                raise UsageFault(f"not the name of a variable: {name!r}", where="--env", next="give NAME=VALUE")
-            if name in GIVEN_VARIABLES:
-                raise UsageFault(f"{name} is set for every step, by what it is", where="--env", next="leave it out")
+        raise UsageFault(found.what, where=_place(found, submission.steps), next=found.next)
 
 
-def _check_text(text: str, what: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UsageFault(f"{what} is not text", next="arguments must be UTF-8; pass other bytes in a file") from None
-    if "\0" in text:
-        raise UsageFault(f"{what} holds a NUL byte", next="no program can be given one")
+def _place(found: Misfit, steps: Sequence[Step]) -> str:
+    """A graph names the step; a run of one step is a command line, and its place is an option, or the words."""
+    if len(steps) != 1:
+        return found.place(steps)
+    return f"--{found.member}" if found.member in ("env", "cwd") else ""
 
 
 def add_run(draft: Draft, submission: Submission) -> Submitted:

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from controller.engine.queue import Submission
-from controller.library.options import parse_duration
+from controller.library.options import DURATIONS, LONGEST_MS, parse_duration
 from controller.library.words import meant
 from controller.model.errors import StrictError, UsageFault
-from controller.model.graph import misfit
+from controller.model.graph import misfit, quoted
 from controller.model.records import Step, is_id
 from controller.model.strict import strict_loads
 
@@ -47,27 +49,41 @@ def submission(
     if steps is not None:
         if env or cwd is not None or timeout is not None:
             raise UsageFault("env, cwd and timeout belong to a step", next="give them within the steps")
-        return _submission({"steps": list(steps), "attempts": attempts}, "the steps", Path.cwd(), id)
-    if isinstance(argv, str):
-        raise UsageFault("argv is one text", next="give a list of words: there is no shell")
-    place = None if cwd is None else os.path.abspath(cwd)
-    limit = None if timeout is None else round(timeout * 1000)
-    if limit is not None and limit <= 0:
-        raise UsageFault(f"a timeout of {timeout} seconds is none", next="give more, or leave it out")
-    step = Step(name=STEP, argv=tuple(argv or ()), env=dict(env or {}), cwd=place, timeout_ms=limit)
-    return Submission(steps=(step,), id=id, max_attempts=attempts)
+        return _submission({"steps": list(steps), "attempts": attempts}, "submit", Path(), id)
+    step: dict[str, Any] = {"name": STEP, "argv": argv, "env": {} if env is None else env}
+    if cwd is not None:
+        step["cwd"] = cwd
+    limit = None if timeout is None else _seconds(timeout)
+    made = replace(_step(step, "", Path()), timeout_ms=limit)
+    return Submission(steps=(made,), id=id, max_attempts=attempts)
 
 
-def read(data: bytes, *, source: str, base: Path, toml: bool | None = None, id: str | None = None) -> Submission:  # noqa: A002
+def _seconds(timeout: float) -> int:
+    if not 0.001 <= timeout <= LONGEST_MS / 1000:
+        longest = LONGEST_MS // 1000
+        raise UsageFault("timeout cannot be that", where="timeout", next=f"give seconds, from 0.001 to {longest}")
+    return round(timeout * 1000)
+
+
+def read(
+    data: bytes,
+    *,
+    source: str,
+    base: Path,
+    toml: bool | None = None,
+    id: str | None = None,  # noqa: A002 - the word of the file and the command line
+    attempts: int | None = None,
+) -> Submission:
     """The run that *data*, TOML or JSON, describes. *base*: what relative directories are relative to.
 
-    *toml* None: JSON if it starts with a brace. *id* is what the command line chose. Raises UsageFault naming *source*.
+    *toml* None: JSON if it starts with a brace. *id* and *attempts* are what the command line chose; what the file says
+    otherwise is a contradiction, not a default. Raises UsageFault naming *source* and the place in it.
     """
     if len(data) > MOST_BYTES:
         raise UsageFault(f"it is larger than {MOST_BYTES} bytes", where=source, next="pass large data in files")
     if toml is None:
         toml = not data.lstrip().startswith(b"{")
-    return _submission(_toml(data, source) if toml else _json(data, source), source, base, id)
+    return _submission(_toml(data, source) if toml else _json(data, source), source, base, id, attempts)
 
 
 def _toml(data: bytes, source: str) -> object:
@@ -85,54 +101,58 @@ def _json(data: bytes, source: str) -> object:
     try:
         return strict_loads(data, where=source)
     except StrictError as error:
-        where = f"{source}, line {error.line}, byte {error.offset}"
-        raise UsageFault(f"not JSON: {error.what}", where=where, next="mend that place") from error
+        begin = data.rfind(b"\n", 0, error.offset) + 1
+        column = len(data[begin : error.offset].decode(errors="replace")) + 1
+        where = f"{source}, line {error.line}, column {column}"
+        raise UsageFault(f"not JSON: {error.problem}", where=where, next="mend that place") from error
 
 
-def _submission(content: object, source: str, base: Path, chosen: str | None) -> Submission:
+def _submission(
+    content: object, source: str, base: Path, chosen: str | None, attempts_chosen: int | None = None
+) -> Submission:
     if not isinstance(content, dict):
         raise UsageFault("a run is a table with steps", where=source, next="write [[steps]]")
     _known(content, _TOP, source)
-    found = content.get("id")
-    if found is not None and (not isinstance(found, str) or not is_id(found)):
-        raise UsageFault(f"not an id: {found!r}", where=f"{source}, id", next=_ID)
-    if found is not None and chosen is not None and found != chosen:
-        raise UsageFault(f"the id is {found!r} here and {chosen!r} there", where=f"{source}, id; --id", next="give one")
+    run_id = _read(content, "id", None, _id, source)
+    _agree("id", run_id, chosen, source)
+    attempts = _read(content, "attempts", None, _attempts, source)
+    _agree("attempts", attempts, attempts_chosen, source)
     listed = content.get("steps")
     if not isinstance(listed, list):
         problem = "there are no steps" if listed is None else "steps is no list"
         raise UsageFault(problem, where=source, next="write each step as [[steps]]")
     if not listed:
         raise UsageFault("there are no steps", where=f"{source}, steps", next="write each step as [[steps]]")
-    steps = tuple(_step(each, index, source, base) for index, each in enumerate(listed))
-    found_misfit = misfit(steps)
-    if found_misfit is not None:
-        where = f"{source}, {found_misfit.place(steps)}"
-        guess = meant(found_misfit.unknown, [step.name for step in steps]) if found_misfit.unknown else ""
-        raise UsageFault(f"{found_misfit.what}{guess}", where=where, next=found_misfit.next)
-    attempts = _read(content, "attempts", 1, _attempts, source)
-    return Submission(steps=steps, id=chosen or found, max_attempts=attempts)
+    steps = tuple(_step(each, f"{source}, steps[{index}]", base) for index, each in enumerate(listed))
+    found = misfit(steps)
+    if found is not None:
+        guess = meant(found.unknown, [step.name for step in steps]) if found.unknown else ""
+        raise UsageFault(f"{found.what}{guess}", where=f"{source}, {found.place(steps)}", next=found.next)
+    return Submission(steps=steps, id=chosen or run_id, max_attempts=attempts_chosen or attempts or 1)
 
 
-def _step(content: object, index: int, source: str, base: Path) -> Step:
-    where = f"{source}, steps[{index}]"
+def _agree(member: str, found: object, chosen: object, source: str) -> None:
+    if found is not None and chosen is not None and found != chosen:
+        what = f"{member} is {found!r} there and {chosen!r} on the command line"
+        raise UsageFault(what, where=f"{source}, {member}; --{member}", next="give one of them")
+
+
+def _step(content: object, where: str, base: Path) -> Step:
+    """One step, its members of the right types; whether it can be run is for `misfit`."""
     if not isinstance(content, Mapping):
         raise UsageFault("a step is a table", where=where, next="write it as [[steps]]")
     name = _read(content, "name", None, _name, where)
     if name is None:
         raise UsageFault("a step has no name", where=where, next='give it one, such as name = "build"')
-    where = f"{where} {name!r}"
+    where = f"{where} {quoted(name)}" if where else ""
     _known(content, _MEMBERS, where)
-    argv = _read(content, "argv", (), _words, where)
-    if not argv or not argv[0]:
-        raise UsageFault(f"step {name} has no command", where=f"{where}, argv", next='such as argv = ["make", "test"]')
     cwd = _read(content, "cwd", None, _path, where)
     return Step(
         name=name,
-        argv=argv,
-        needs=_read(content, "needs", (), _words, where),
+        argv=_read(content, "argv", (), _words, where),
+        needs=_read(content, "needs", (), _names, where),
         env=_read(content, "env", {}, _env, where),
-        cwd=None if cwd is None else os.path.normpath(base / cwd),
+        cwd=None if cwd is None else os.path.abspath(base / cwd),
         timeout_ms=_read(content, "timeout", None, _timeout, where),
         max_attempts=_read(content, "attempts", 1, _attempts, where),
     )
@@ -142,9 +162,8 @@ def _known(content: Mapping[str, Any], members: Sequence[str], where: str) -> No
     for key in content:
         if key not in members:
             listed = ", ".join(members)
-            raise UsageFault(
-                f"unknown member {key!r}{meant(str(key), members)}", where=where, next=f"there are {listed}"
-            )
+            what = f"unknown member {quoted(str(key))}{meant(str(key), members)}"
+            raise UsageFault(what, where=where, next=f"there are {listed}")
 
 
 def _read(content: Mapping[str, Any], member: str, default: Any, read_value: Callable[[Any], Any], where: str) -> Any:
@@ -154,21 +173,33 @@ def _read(content: Mapping[str, Any], member: str, default: Any, read_value: Cal
         return read_value(content[member])
     except ValueError as allowed:
         # What an env member holds may be a secret: no value is repeated.
-        raise UsageFault(f"{member} cannot be that", where=f"{where}, {member}", next=f"give {allowed}") from None
+        place = f"{where}, {member}" if where else member
+        raise UsageFault(f"{member} cannot be that", where=place, next=f"give {allowed}") from None
 
 
-_ID: Final = "use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 64"
-
-
-def _name(value: object) -> str:
+def _id(value: object) -> str:
     if not isinstance(value, str) or not is_id(value):
-        raise ValueError("a name of letters, digits, '.', '_' and '-', at most 64")
+        raise ValueError("letters, digits, '.', '_' and '-', starting with a letter or digit, at most 64, in quotes")
     return value
 
 
+def _name(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise ValueError("a text, in quotes")
+
+
 def _words(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
-        raise ValueError("a list of words, each in quotes: there is no shell")
+    return _texts(value, "a list of words, each in quotes: there is no shell")
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return _texts(value, 'a list of names of steps, such as ["build"]')
+
+
+def _texts(value: object, allowed: str) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise ValueError(allowed)
     return tuple(value)
 
 
@@ -181,13 +212,13 @@ def _env(value: object) -> dict[str, str]:
 def _path(value: object) -> str:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise ValueError("the path of a directory")
-    return str(os.fspath(value))
+    return os.fsdecode(value)
 
 
 def _timeout(value: object) -> int:
     ms = parse_duration(value) if isinstance(value, str) else 0
     if ms <= 0:
-        raise ValueError('a duration such as "10m", in quotes')
+        raise ValueError(f"{DURATIONS}, in quotes; not none at all")
     return ms
 
 

@@ -1,19 +1,21 @@
 """Waiting until runs have ended, by serving the fleet meanwhile or by watching alone.
 
-Not promised: that a run ends. A time-out, or a stop, leaves every run going.
+Not promised: that a run ends; that a time-out is kept to the second, since what the provider was asked is awaited.
+Whatever ends a wait, every run goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from controller.clock import Clock
 from controller.engine.loop import INTERVAL, Loop
 from controller.engine.queue import find
 from controller.engine.reconcile import SHORTEST_WAIT, Reconciler, Stop
 from controller.engine.report import Report
-from controller.model.errors import Conflict, StillRunning
+from controller.model.errors import Conflict, NotDurable, StillRunning, Stuck
 from controller.model.policy import Policy
+from controller.model.reason import Reason
 from controller.model.records import Document, Run, RunState, Tombstone
 from controller.store.protocol import Store
 
@@ -33,7 +35,7 @@ def served(document: Document, runs: Sequence[str], policy: Policy) -> None:
             raise Conflict(
                 f"run {each} is in queue {run.queue}, which the fleet does not serve",
                 where=f"run {each}; [fleet] queues = {', '.join(policy.queues)}",
-                next="wait without serving the fleet: `controller wait --no-drive RUN`",
+                next=f"a consumer has to take it; to watch it: controller wait --no-drive {each}",
             )
 
 
@@ -47,22 +49,39 @@ def serve_until_ended(
 ) -> tuple[Run | Tombstone, ...]:
     """Serve the fleet until *runs* have ended or the reconciler is told to stop; the runs as they are then.
 
-    The reconciler's provider is spent afterwards. Raises NotFound, Conflict, StillRunning after *timeout* seconds, and
-    what `Loop.serve` raises.
+    *tell* hears of what was done and of trouble that is waited out. The reconciler's provider is spent afterwards.
+
+    Raises NotFound, Conflict, StillRunning after *timeout* seconds, Stuck once no run can go on by itself, NotDurable
+    when nothing can be saved, and what else `Loop.serve` raises.
     """
     store, clock = reconciler.sender.context.store, reconciler.sender.context.clock
     began = clock.monotonic()
     served(store.read().document, runs, reconciler.ground.policy)
+    unsaved: list[NotDurable] = []
+    stuck: set[int] = set()
+
+    def hear(report: Report) -> None:
+        stuck.difference_update(sent.slot for sent in report.sent)
+        stuck.update(report.stuck)
+        unsaved.extend(error for error in report.errors if isinstance(error, NotDurable))
+        report.errors = [error for error in report.errors if not isinstance(error, NotDurable)]
+        tell(report)
 
     def turn() -> None:
-        if timeout is not None and clock.monotonic() - began >= timeout:
+        document = store.read().document
+        late = timeout is not None and clock.monotonic() - began >= timeout
+        if late or unsaved or is_stuck(document, runs, stuck):
             loop.leave()
-        each_turn(store.read().document)
+        each_turn(document)
 
-    loop = Loop(reconciler, interval=INTERVAL, tell=tell, each_turn=turn)
+    loop = Loop(reconciler, interval=INTERVAL, tell=hear, each_turn=turn)
     loop.serve(lambda document: all_ended(document, runs))
     document = store.read().document
     if not reconciler.stop and not all_ended(document, runs):
+        if unsaved:
+            raise unsaved[0]
+        if is_stuck(document, runs, stuck):
+            raise _stuck(document, runs, stuck)
         raise still_running(document, runs, timeout or 0.0)
     return tuple(find(document, run) for run in runs)
 
@@ -86,6 +105,33 @@ def watch_until_ended(
         if timeout is not None and clock.monotonic() - began >= timeout:
             raise still_running(document, runs, timeout)
         clock.sleep(SHORTEST_WAIT)
+
+
+def is_stuck(document: Document, runs: Sequence[str], stuck: Collection[int]) -> bool:
+    """Whether none of *runs* that has not ended can go on before somebody settles its slot. *stuck*: such slots."""
+    left = [run for run in runs if find(document, run).state not in ENDED]
+    return bool(left) and all(_stuck_at(document, run, stuck) is not None for run in left)
+
+
+def _stuck_at(document: Document, run: str, stuck: Collection[int]) -> int | None:
+    for slot, worker in document.workers.items():
+        if run in (worker.run, worker.reserved):
+            entry = document.pending_actions.get(slot)
+            if slot in stuck or (entry is not None and entry.last_reason is Reason.IDENTITY_REFUSED):
+                return slot
+    return None
+
+
+def _stuck(document: Document, runs: Sequence[str], stuck: Collection[int]) -> Stuck:
+    places = {run: _stuck_at(document, run, stuck) for run in runs}
+    run, slot = next((run, slot) for run, slot in places.items() if slot is not None)
+    entry = document.pending_actions.get(slot)
+    said = f": {entry.last_error}" if entry is not None and entry.last_error else ""
+    return Stuck(
+        f"run {run} cannot go on by itself, since its slot {slot} waits for an operator{said}",
+        where=f"run {run}, slot {slot}",
+        next=f"controller explain slot:{slot}",
+    )
 
 
 def still_running(document: Document, runs: Sequence[str], timeout: float) -> StillRunning:

@@ -112,8 +112,9 @@ def mint(
 def step_key(lineage: str, run: Run, step: str) -> str:
     """What a step's command may deduplicate its own effects by: the same in every attempt and life of that step.
 
-    The run's sequence is in it, so that a run which reuses the id of a forgotten one is not taken for it. No action's
-    key: those differ between attempts.
+    The run's sequence is in it, so that a run which reuses the id of a forgotten one is not taken for it. Worker, token
+    and epoch are not: on another worker, after a retry and after a restore these are still the same effects. No
+    action's key: those differ between attempts.
     """
     return digest({"lineage": lineage, "run": run.id, "sequence": run.sequence, "step": step})
 

@@ -116,6 +116,11 @@ ERRORS: Final[Mapping[type[e.ControllerError], Explained]] = {
         "Who was given the slot's action last cannot be read or seen from here, and it may still be at work.",
         "Make sure that it is gone, then do what the error names.",
     ),
+    e.Stuck: Explained(
+        "waiting does not help any more",
+        "Its slot holds what no further send or look settles. Nothing is lost, and nothing moves by itself.",
+        "Settle the slot as `controller explain` says, then wait again.",
+    ),
     e.Busy: Explained("busy", "Somebody else is at work on it.", "Wait, or see who with `controller status`."),
     e.LockBusy: Explained(
         "somebody holds the document",

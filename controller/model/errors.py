@@ -32,6 +32,7 @@ ControllerError                      1  a bug, unless a subclass says otherwise
 |   +-- DurabilityFailed                may or may not have happened: reload
 |   +-- HistoryBehind                   the last commit's events could not be appended yet
 +-- SlotUnproven                     5  nothing can prove whether an earlier provider call of the slot has ended
++-- Stuck                            5  what was waited for needs an operator first
 +-- ProviderFailed                   5  the provider did not answer a question (looks only; sends have outcomes)
 """
 
@@ -170,6 +171,13 @@ class SlotUnproven(ControllerError):
     """Waiting does not help, so this is not busy: somebody has to say what became of an earlier provider process."""
 
     code = "slot_unproven"
+    exit = 5
+
+
+class Stuck(ControllerError):
+    """What was waited for cannot go on by itself: an operator has to settle something first."""
+
+    code = "stuck"
     exit = 5
 
 

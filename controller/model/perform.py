@@ -10,6 +10,7 @@ worker. A caller that moves a run and its worker must move the run first: a work
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
 from typing import assert_never
 
 from msgspec.structs import replace
@@ -147,11 +148,22 @@ def skip_unreachable(draft: Draft, run_id: str) -> tuple[str, ...]:
     run = draft.runs.get(run_id)
     if run is None:
         raise _retired(draft, run_id, Trigger.UPSTREAM_FAILED, Given())
+    if not any(is_blocking(step.state) for step in run.steps):
+        return ()
+    dependents: dict[str, list[int]] = {}
+    for index, step in enumerate(run.steps):
+        for need in step.needs:
+            dependents.setdefault(need, []).append(index)
+    behind = [index for step in run.steps if is_blocking(step.state) for index in dependents.get(step.name, ())]
+    heapify(behind)  # the first in order of the list comes first, without a look at all steps for each
     skipped: list[str] = []
-    while (found := _unreachable(run)) is not None:
-        guards = step_guards(run, found, Given())
-        run, _ = _move_step(draft, run, found, Trigger.UPSTREAM_FAILED, Given(), guards)
-        skipped.append(found.name)
+    while behind:
+        step = run.steps[heappop(behind)]
+        if step.state is StepState.PENDING:
+            run, _ = _move_step(draft, run, step, Trigger.UPSTREAM_FAILED, Given(), StepGuards())
+            skipped.append(step.name)
+            for index in dependents.get(step.name, ()):
+                heappush(behind, index)
     if skipped:
         draft.runs.put(run_id, run)
     return tuple(skipped)
@@ -306,11 +318,6 @@ def _each_step(scene: _Scene, state: StepState, trigger: Trigger, guards: StepGu
     for step in scene.run.steps:
         if step.state is state:
             scene.run, _ = _move_step(scene.draft, scene.run, step, trigger, Given(at=scene.given.at), guards)
-
-
-def _unreachable(run: Run) -> Step | None:
-    blocking = {step.name for step in run.steps if is_blocking(step.state)}
-    return next((s for s in run.steps if s.state is StepState.PENDING and not blocking.isdisjoint(s.needs)), None)
 
 
 def _renewed(step: Step) -> Step:

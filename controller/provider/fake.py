@@ -1,6 +1,7 @@
 """A scripted provider with a truth of its own, for tests of whoever sends to one.
 
-Not promised: any likeness in timing; it never waits. Nothing here touches a process or a file.
+Not promised: any likeness in timing; it never waits, but for ends that are to be pushed. Nothing here touches a
+process or a file.
 
 Left alone it is an honest provider: it honours keys, fences by assignment, generation and token, and repeats step ends
 until they are settled. `script` makes the next calls of one type (and slot) go wrong in one chosen way each; `calls`
@@ -22,7 +23,17 @@ from controller.model.errors import ProviderFailed
 from controller.model.inventory import Inventory, Seen, SeenStep, SeenWorker, StepSeen
 from controller.model.process import ProcessIdentity
 from controller.model.records import ActionType, Resource
-from controller.provider.protocol import Description, Done, News, Outcome, Pending, Register, Rejected, Unknown
+from controller.provider.protocol import (
+    Description,
+    Done,
+    News,
+    Outcome,
+    Pending,
+    Pushed,
+    Register,
+    Rejected,
+    Unknown,
+)
 
 
 class Say(Struct, frozen=True):
@@ -88,6 +99,8 @@ class FakeWorker(Struct):
 class FakeProvider:
     """Thread-safe. *ends*: how every step ends as soon as it is accepted; None: it runs until `end_step`.
 
+    *pushes*: ends of steps are told by `wait`, which waits for them, and no change that was asked for is news.
+
     *register*: the identity that `mutate` registers, as an adapter with processes does; None: it registers nothing.
     """
 
@@ -100,6 +113,7 @@ class FakeProvider:
         ends: int | None = None,
         key_ttl_ms: int | None = None,
         register: tuple[ProcessIdentity, int] | None = None,
+        pushes: bool = False,
     ) -> None:
         self._lineage = lineage
         self._ends = ends
@@ -111,7 +125,10 @@ class FakeProvider:
         self._later: dict[str, Later] = {}
         self._scripts: dict[tuple[ActionType, int | None], deque[Behaviour]] = defaultdict(deque)
         self._looks: deque[Inventory | ProviderFailed | Callable[[], None]] = deque()
-        self._changed = threading.Event()
+        self._pushes = pushes
+        self._pushed: list[Pushed] = []
+        self._changed = False
+        self._news = threading.Condition(self._lock)
         self.workers: dict[int, FakeWorker] = {}
         self.calls: list[Call] = []
         self.done: list[str] = []
@@ -138,12 +155,28 @@ class FakeProvider:
     def end_step(self, key: str, *, exit_code: int | None = None, signal: int | None = None) -> None:
         """The step of execute *key* ends so."""
         with self._lock:
-            for worker in self.workers.values():
+            for slot, worker in self.workers.items():
                 if key in worker.steps:
                     worker.steps[key] = SeenStep(key, StepSeen.EXITED, exit_code=exit_code, signal=signal)
-                    self._changed.set()
+                    self._tell_end(slot, worker.steps[key])
                     return
         raise KeyError(key)
+
+    def push(self, slot: int, step: SeenStep) -> None:
+        """Tell the next wait so, whether it is true or not."""
+        with self._lock:
+            self._pushed.append(Pushed(slot, step))
+            self._news.notify_all()
+
+    def _tell_end(self, slot: int, step: SeenStep) -> None:
+        if self._pushes:
+            self.push(slot, step)
+        else:
+            self._change()
+
+    def _change(self) -> None:
+        self._changed = True
+        self._news.notify_all()
 
     def lose(self, slot: int) -> None:
         """The worker of *slot* dies: it is listed as gone, its running steps have an end that nobody knows."""
@@ -153,13 +186,13 @@ class FakeProvider:
             for key, step in worker.steps.items():
                 if step.state is StepSeen.RUNNING:
                     worker.steps[key] = SeenStep(key, StepSeen.EXITED)
-            self._changed.set()
+            self._change()
 
     def vanish(self, slot: int) -> None:
         """The worker of *slot* is not there any more, and not listed."""
         with self._lock:
             del self.workers[slot]
-            self._changed.set()
+            self._change()
 
     def truth(self) -> Inventory:
         with self._lock:
@@ -185,18 +218,22 @@ class FakeProvider:
             look()
         return self.truth()
 
-    def wait(self, seconds: float) -> News:  # noqa: ARG002 - it never waits
-        with self._lock:
+    def wait(self, seconds: float) -> News:
+        with self._news:
             self.calls.append(Call("wait"))
-            changed = self._changed.is_set()
-            self._changed.clear()
-            return News(look=changed)
+            if self._pushes:
+                self._news.wait_for(lambda: self._pushed or self._changed or self.interrupted, seconds)
+            news = News(self._changed, tuple(self._pushed))
+            self._changed, self._pushed = False, []
+            return news
 
     def close(self) -> None:
         self.closed = True
 
     def interrupt(self) -> None:
-        self.interrupted = True
+        with self._news:
+            self.interrupted = True
+            self._news.notify_all()
 
     def mutate(self, action: Action, raw: Raw, register: Register) -> Outcome:  # noqa: ARG002 - it has no wire
         with self._lock:
@@ -244,7 +281,8 @@ class FakeProvider:
                 self._answers[key] = self._do(action)
                 if isinstance(self._answers[key], Done):
                     self.done.append(key)
-                    self._changed.set()
+                    if not self._pushes:
+                        self._change()
             return self._answers[key]
 
     def _do(self, action: Action) -> Outcome:
@@ -296,6 +334,8 @@ class FakeProvider:
                 running = SeenStep(key, StepSeen.RUNNING)
                 ended = SeenStep(key, StepSeen.EXITED, exit_code=self._ends)
                 worker.steps[key] = running if self._ends is None else ended
+                if self._ends is not None and self._pushes:
+                    self.push(action.slot, ended)
                 return Done(step=running)
             case ActionType.CANCEL:
                 target = msgspec.json.decode(bytes(action.request), type=CancelRequest).target

@@ -21,10 +21,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from itertools import compress
+from operator import is_, is_not
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from controller.model.errors import DocumentCorrupt, DocumentForeign, StrictError
 from controller.model.records import (
@@ -59,12 +61,17 @@ MAPS: Final[Mapping[str, type[Struct]]] = {
 BY_SLOT: Final = ("workers", "pending_actions", "slots")
 
 _TAIL = re.compile(rb',\n"digest":"([0-9a-f]{64})"\}\n')
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
 _TAIL_SIZE = len(b',\n"digest":""}\n') + 64
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _KINDS: tuple[type[Struct], ...] = (*MAPS.values(), Event, Counters, Trouble)
 _RECORDS: Final[Mapping[type[Struct], msgspec.json.Decoder[Any]]] = {
     kind: msgspec.json.Decoder(kind) for kind in _KINDS
 }
+_RAW_FIELDS: Final[Mapping[type[Struct], tuple[str, ...]]] = {
+    kind: tuple(name for name, hint in kind.__annotations__.items() if "Raw" in str(hint)) for kind in _KINDS
+}
+"""The fields of each that may hold JSON as it came."""
 
 
 class _Header(Struct):
@@ -107,12 +114,17 @@ def line_of(record: object) -> bytes:
 
 
 def storable(record: Struct) -> None:
-    """Raise Unstorable unless *record* comes back from its bytes, through the strict reader too, as what it is."""
+    """Raise Unstorable unless *record* comes back from its bytes, through the strict reader too, as what it is.
+
+    Only JSON as it came, and numbers beyond 64 bits, hold what that reader refuses and the typed one lets through.
+    """
     from controller.model.strict import MAX_DEPTH, strict_loads
 
     try:
         line = line_of(record)
-        strict_loads(line, where="record", depth=MAX_DEPTH - 2)
+        raw = any(isinstance(getattr(record, name), Raw) for name in _RAW_FIELDS[type(record)])
+        if raw or _LONG_NUMBER.search(line):
+            strict_loads(line, where="record", depth=MAX_DEPTH - 2)
         back = _RECORDS[type(record)].decode(line)
     except (StrictError, msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise Unstorable(str(error)) from error
@@ -128,36 +140,50 @@ class Encoder:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, _Section] = {name: _Section({}, {}, b"{}") for name in MAPS}
+        self._known: dict[str, _Section] = {name: _Section({}, {}, b"") for name in MAPS}
 
     def encode(self, document: Document) -> bytes:
         parts = [b"{"]
         header = ("schema", "fleet", "lineage", "epoch", "revision", "counters", "draining", "pending_action")
         parts += [b'"%b":%b,\n' % (name.encode(), _ENCODER.encode(getattr(document, name))) for name in header]
-        parts.append(b'"events":%b,\n' % _lines(map(line_of, document.events), b"[", b"]"))
+        parts.append(b'"events":%b,\n' % _lines(map(line_of, document.events)))
         for name in MAPS:
-            parts.append(b'"%b":%b,\n' % (name.encode(), self._section(name, getattr(document, name))))
-        parts.append(b'"troubles":%b' % _lines(map(line_of, document.troubles), b"[", b"]"))
-        body = b"".join(parts)
-        return b'%b,\n"digest":"%b"}\n' % (body, hashlib.sha256(body).hexdigest().encode())
+            lines = self._section(name, getattr(document, name))
+            parts += (b'"%b":{\n' % name.encode(), lines, b"\n},\n") if lines else (b'"%b":{},\n' % name.encode(),)
+        parts.append(b'"troubles":%b' % _lines(map(line_of, document.troubles)))
+        # Large parts are copied once, into the result.
+        seal = hashlib.sha256()
+        for part in parts:
+            seal.update(part)
+        parts.append(b',\n"digest":"%b"}\n' % seal.hexdigest().encode())
+        return b"".join(parts)
 
     def _section(self, name: str, records: Mapping[Any, Struct]) -> bytes:
         known = self._known[name]
-        if records is known.records:
-            return known.data
         before, old = known.records, known.lines
-        lines = {
-            key: old[key] if before.get(key) is record else b"%b:%b" % (_ENCODER.encode(str(key)), line_of(record))
-            for key, record in records.items()
-        }
-        # Slots by number for whoever reads the file; other sections in the order their records came.
-        ordered = [lines[slot] for slot in sorted(lines)] if name in BY_SLOT else lines.values()
-        self._known[name] = made = _Section(records, lines, _lines(ordered, b"{", b"}"))
+        if records is before:
+            return known.data
+        if len(records) == len(before) and all(map(is_, records, before)):
+            # The same keys in the same order, as after most commits: only lines that differ are looked at one by one.
+            lines = dict(old)
+            for key in compress(records, map(is_not, records.values(), before.values())):
+                lines[key] = _entry(key, records[key])
+        else:
+            # Slots by number for whoever reads the file; other sections in the order their records came.
+            lines = {
+                key: old[key] if before.get(key) is records[key] else _entry(key, records[key])
+                for key in (sorted(records) if name in BY_SLOT else records)
+            }
+        self._known[name] = made = _Section(records, lines, b",\n".join(lines.values()))
         return made.data
 
 
+def _entry(key: object, record: Struct) -> bytes:
+    return b"%b:%b" % (_ENCODER.encode(str(key)), line_of(record))
+
+
 class _Section(NamedTuple):
-    """A map as it was written: its records, the line of each, and all of it."""
+    """A map as it was written: its records, the line of each in the order of the file, and all lines."""
 
     records: Mapping[Any, Struct]
     lines: Mapping[Any, bytes]
@@ -169,9 +195,9 @@ def encode(document: Document) -> bytes:
     return Encoder().encode(document)
 
 
-def _lines(lines: Iterable[bytes], opening: bytes, closing: bytes) -> bytes:
+def _lines(lines: Iterable[bytes]) -> bytes:
     body = b",\n".join(lines)
-    return b"%b\n%b\n%b" % (opening, body, closing) if body else opening + closing
+    return b"[\n%b\n]" % body if body else b"[]"
 
 
 def decode(data: bytes, where: str) -> Decoded:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,11 +49,13 @@ class Handle:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
-    def close(self) -> None:
+    def close(self, *, _close: Callable[[int], None] = os.close) -> None:
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
-            with suppress(OSError):
-                os.close(fd)
+            try:  # noqa: SIM105 - at the end of the interpreter the names of this module are gone, `suppress` too
+                _close(fd)
+            except OSError:
+                pass
 
     __del__ = close
 
@@ -175,13 +177,17 @@ def write_all(fd: int, data: bytes) -> None:
 
 def read_all(fd: int) -> bytes:
     """The whole file from its start, whatever its offset is."""
-    parts = []
-    position = 0
     size = os.fstat(fd).st_size
-    while part := os.pread(fd, max(size - position + 1, 1 << 16), position):
+    # One byte more than there should be: getting just what there should be shows that it is all.
+    data = os.pread(fd, size + 1, 0)
+    if len(data) == size:
+        return data
+    parts = [data]
+    position = len(data)
+    while part := os.pread(fd, 1 << 16, position):
         parts.append(part)
         position += len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return b"".join(parts)
 
 
 def sync_directory(directory: Path) -> None:

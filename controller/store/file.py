@@ -99,7 +99,8 @@ class FileStore:
         self.latest: Image | None = None
         self.durable: disk.Identity | None = None
         self.encoder = codec.Encoder()
-        self._lock = DocumentLock(directory / LOCK, clock=clock, whoami=whoami, command=command)
+        self.lock_path = directory / LOCK
+        self._lock = DocumentLock(self.lock_path, clock=clock, whoami=whoami, command=command)
         self._slots = SlotLocks(directory, clock=clock, whoami=whoami, command=command)
 
     @property
@@ -137,6 +138,10 @@ class FileStore:
         settled = identity.ctime_ns <= now_ns - disk.SETTLED_NS
         self.latest = Image(handle, identity, data, decoded, settled=settled)
         return self.latest
+
+    def waited(self) -> tuple[float, str] | None:
+        """While the lock is waited for: since when on the monotonic clock, and who holds it."""
+        return self._lock.waited
 
     def hold(self, timeout: float) -> AbstractContextManager[Hold]:
         return self.tenure(timeout)
@@ -309,7 +314,7 @@ class _FileHold:
 
     def check_lock(self) -> None:
         """The lock is ours, and on the file that its path names. Raises LockLost."""
-        path = self.store.directory / LOCK
+        path = self.store.lock_path
         why = "the hold is over" if not self.open else "this is a forked copy" if self._pid != os.getpid() else ""
         try:
             if not why and not disk.same_file(path, self._lock.fd):

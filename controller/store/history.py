@@ -28,7 +28,7 @@ from controller.store import disk
 from controller.store.codec import line_of
 
 _EVENT = msgspec.json.Decoder(Event)
-_CHUNK: Final = 1 << 16
+_CHUNK: Final = 1 << 12
 _TORN = re.compile(rb'\{"revision":(\d+),')
 
 

@@ -37,6 +37,7 @@ _LONGEST_NOTE: Final = 4096
 _POLL: Final = 0.005
 _POLL_LATE: Final = 0.000_05
 _LATE: Final = 0.050
+_SHOWN_AFTER: Final = 1.0
 
 
 class _Holder(Struct, frozen=True):
@@ -59,6 +60,8 @@ class DocumentLock:
         self._clock = clock
         self._whoami = whoami
         self._command = command
+        self.waited: tuple[float, str] | None = None
+        """While it is waited for: since when on the monotonic clock, and who holds it, for whoever shows that."""
 
     def acquire(self, timeout: float, *, still: Callable[[], object]) -> disk.Handle:
         """The lock, on the file that its path names now; closing the handle releases it.
@@ -78,6 +81,7 @@ class DocumentLock:
             except OSError as error:
                 raise unusable(self._path, error) from error
             if taken and ours:
+                self.waited = None
                 self._sign(lock.fd)
                 return lock
             now = self._clock.monotonic()
@@ -86,8 +90,11 @@ class DocumentLock:
                 lock = open_lock(self._path)
                 still()
             elif now - started >= timeout:
+                self.waited = None
                 raise self._busy(lock.fd, now - started)
             else:
+                if self.waited is None and now - started >= _SHOWN_AFTER:
+                    self.waited = started, self._holder(lock.fd)
                 # Jitter from the digits of the clock that differ between processes anyway.
                 jitter = (now * 1e6 + self._whoami.pid * 0.618) % 1.0
                 pause = _POLL_LATE if now - started >= _LATE else _POLL * (0.5 + jitter)
@@ -101,14 +108,17 @@ class DocumentLock:
         with suppress(OSError):
             os.pwrite(fd, msgspec.json.encode(note) + b"\n", 0)
 
-    def _busy(self, fd: int, waited: float) -> LockBusy:
+    @staticmethod
+    def _holder(fd: int) -> str:
         try:
             holder = _HOLDER.decode(os.pread(fd, _LONGEST_NOTE, 0).partition(b"\n")[0])
-            who = f"pid {holder.pid} ({holder.command}) since {disk.stamp(holder.since)}"
+            return f"pid {holder.pid} ({holder.command}) since {disk.stamp(holder.since)}"
         except (OSError, msgspec.MsgspecError, ValueError, OverflowError):
-            who = "a process that left no readable note"
+            return "a process that left no readable note"
+
+    def _busy(self, fd: int, waited: float) -> LockBusy:
         return LockBusy(
-            f"the document is held by {who}; waited {waited:.1f} s",
+            f"the document is held by {self._holder(fd)}; waited {waited:.1f} s",
             where=str(self._path),
             next="run it again, or raise --lock-timeout",
         )

@@ -103,8 +103,8 @@ def test_without_a_configuration_every_setting_has_its_default(controller: Contr
 
 
 TYPED = {
-    "no command at all": (["submit"], ["ARGV"]),
-    "nothing behind the dashes": (["submit", "--"], ["ARGV"]),
+    "no command at all": (["submit"], ["nothing to run"]),
+    "nothing behind the dashes": (["submit", "--"], ["nothing to run"]),
     "an empty command": (["submit", "--", ""], ["command"]),
     "an id outside the grammar": (["submit", "--id", "a b", "--", "true"], ["a b", "--id"]),
     "an empty id": (["submit", "--id", "", "--", "true"], ["--id"]),
@@ -119,6 +119,14 @@ TYPED = {
     "a variable without value": (["submit", "--env", "A", "--", "true"], ["NAME=VALUE"]),
     "a variable without name": (["submit", "--env", "=x", "--", "true"], ["NAME=VALUE"]),
     "an empty directory": (["submit", "--cwd", "", "--", "true"], ["--cwd"]),
+    "a variable that is a step's own": (
+        ["submit", "--env", "CONTROLLER_RUN=s3cr3t", "--", "true"],
+        ["CONTROLLER_RUN is set for every step", "--env"],
+    ),
+    "steps and a command": (["submit", "--file", "x.toml", "--env", "A=1", "--", "true"], ["--file; argv, --env"]),
+    "a file of no name": (["submit", "--file", ""], ["an empty path", "--file"]),
+    "a file that is not there": (["submit", "--file", "x.toml"], ["x.toml", "No such file"]),
+    "a file that is a directory": (["submit", "--file", "/"], ["Is a directory"]),
     "a lock timeout without unit": (["--lock-timeout", "5", "submit", "--", "true"], ["--lock-timeout"]),
     "a global option behind the command": (
         ["submit", "--lock-timeout", "5s", "--", "true"],

@@ -20,7 +20,7 @@ PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").gl
 INLINE = re.compile(r"`(controller [^`\n]+)`")
 SHOWN = re.compile(r"^\s*(?:\$ |[-*/0-9 ]*\*  )?(controller .+)$", re.MULTILINE)
 COMMANDS = [
-    *("init", "submit", "reconcile", "run", "replay-pending", "status", "show", "runs", "history", "withdraw"),
+    *("init", "submit", "wait", "reconcile", "run", "replay-pending", "status", "show", "runs", "history", "withdraw"),
     *("cancel", "retry", "logs", "explain", "drain", "fsck", "doctor", "state accept", "version"),
 ]
 END = "run hello succeeded\n"
@@ -86,6 +86,8 @@ def check(controller: Controller, fleet: Path, text: str) -> None:
     args = typed(text)
     if "init" not in args:
         shutil.copytree(fleet, controller.state)
+    if "--file" in args:
+        shutil.copytree(ROOT / "docs" / "examples", controller.home / "docs" / "examples")
     result = ended(controller, *args) if "run" in args else controller.run(*args)
     assert result.exit not in {1, 2}, str(result)
     assert "Traceback" not in result.stderr

@@ -353,16 +353,17 @@ def test_values_of_variables_reach_the_command_and_are_shown_by_name_only(local:
 def test_the_environment_of_a_step_is_what_help_and_readme_say(local: Controller) -> None:
     local.configure("provider", 'pass_env = ["PASSED"]')
     local.configure("provider.env", 'PATH = "/usr/bin:/bin"', 'SET = "file"', 'LANG = "file"')
-    local.run("submit", "--id", "a", "--env", "LANG=typed", "--env", "CONTROLLER_RUN=mine", "--", "env", check=True)
+    local.run("submit", "--id", "a", "--env", "LANG=typed", "--", "env", check=True)
     local.run("reconcile", "--apply", check=True, env={"PASSED": "yes", "OTHER": "no"})
     collect(local, "a", "succeeded")
     given = dict(line.split("=", 1) for line in local.run("logs", "a", check=True).stdout.splitlines())
     expected = {"PATH": "/usr/bin:/bin", "HOME": str(local.home), "LANG": "typed", "PASSED": "yes", "SET": "file"}
     expected |= {"CONTROLLER_STATE_DIR": str(local.state), "CONTROLLER_RUN": "a", "CONTROLLER_STEP": "main"}
     expected |= {"CONTROLLER_ATTEMPT": "1", "CONTROLLER_TOKEN": "1"}
+    assert len(given.pop("CONTROLLER_IDEMPOTENCY_KEY")) == 64
     assert given == expected
     for page in (local.run("submit", "--help", check=True).stdout, README.read_text()):
-        assert [name for name in {*expected} - {"PASSED", "SET"} if name not in page] == []
+        assert [name for name in {*expected, "CONTROLLER_IDEMPOTENCY_KEY"} - {"PASSED", "SET"} if name not in page] == []
 
 
 def test_the_bounds_of_a_log_are_the_ones_that_help_says(controller: Controller) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.cli import text
+from controller.cli import tables, text
 from controller.library import words
 
 
@@ -54,7 +54,8 @@ def test_times_that_no_calendar_has_are_shown_as_numbers() -> None:
     assert text.moment(0) == "1970-01-01 00:00:00Z"
     assert text.moment(-1) == "-1 ms"
     assert text.moment(1 << 62) == f"{1 << 62} ms"
-    assert text.ago(5_000, 1_000).startswith("in 4.0s")
+    assert text.Times(1_000).told(5_000) == "in 4.0s"
+    assert text.Times(1_000, exact=True).told(5_000) == "1970-01-01 00:00:05Z"
 
 
 @pytest.mark.parametrize(
@@ -72,4 +73,4 @@ def test_only_a_near_match_is_suggested(typed: str, said: str) -> None:
 
 
 def test_columns_line_up_also_with_wide_letters() -> None:
-    assert list(text.table(("A", "B"), [("数", "x"), ("abc", "")])) == ["A    B", "数   x", "abc"]
+    assert list(tables.table(("A", "B"), [("数", "x"), ("abc", "")])) == ["A    B", "数   x", "abc"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import msgspec
@@ -12,7 +12,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, Struct, inspect
 from msgspec.structs import replace
 
 from controller.model.edit import apply_edit
@@ -298,3 +298,43 @@ def test_a_depth_that_only_we_could_write_never_ends_in_a_recursion_error() -> N
     data = codec.encode(sample()).replace(b'"draining":false', b'"draining":' + b"[" * 200_000 + b"]" * 200_000)
     with pytest.raises(DocumentCorrupt, match="nested deeper than 64"):
         codec.decode(data, WHERE)
+
+
+def kinds_of(found: inspect.Type) -> Iterator[inspect.Type]:
+    """The type and every type below it."""
+    yield found
+    below: list[inspect.Type] = []
+    match found:
+        case inspect.StructType(fields=fields):
+            below = [field.type for field in fields]
+        case inspect.UnionType(types=types):
+            below = list(types)
+        case inspect.VarTupleType(item_type=item):
+            below = [item]
+        case inspect.DictType(key_type=key, value_type=value):
+            below = [key, value]
+    for each in below:
+        yield from kinds_of(each)
+
+
+@pytest.mark.parametrize("kind", [*codec.MAPS.values(), Event, Counters, Trouble])
+def test_json_as_it_came_lies_only_where_it_is_looked_for(kind: type[Struct]) -> None:
+    """What is written without the strict reader's word is of types that cannot hold what only that reader refuses."""
+    safe = (inspect.StructType, inspect.UnionType, inspect.VarTupleType, inspect.DictType, inspect.EnumType)
+    plain = (inspect.IntType, inspect.StrType, inspect.BoolType, inspect.NoneType)
+    whole = inspect.type_info(kind)
+    assert isinstance(whole, inspect.StructType)
+    for field in whole.fields:
+        found = list(kinds_of(field.type))
+        if any(isinstance(each, inspect.RawType) for each in found):
+            assert field.name in codec._RAW_FIELDS[kind]
+        else:
+            assert all(isinstance(each, (*safe, *plain)) for each in found), field
+
+
+def test_one_changed_record_of_many_leaves_the_order_of_the_file() -> None:
+    encoder = codec.Encoder()
+    document = replace(sample(), slots={20: Slot(), 3: Slot(), 100: Slot()})
+    encoder.encode(document)
+    document = replace(document, slots={**document.slots, 3: Slot(changed=7)})
+    assert encoder.encode(document) == codec.encode(document)
