@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -20,7 +18,7 @@ from controller.engine.reconcile import Reconciler
 from controller.engine.report import Report
 from controller.model.action import action_of
 from controller.model.errors import ControllerError
-from controller.model.records import Document
+from controller.model.records import Document, PendingAction
 
 INTERRUPTED = 130
 SECONDS_TO_LET_GO = 1.0
@@ -46,13 +44,10 @@ def stopping(call: Call, reconciler: Reconciler) -> Iterator[list[int]]:
         reconciler.sender.provider.interrupt()
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    ended = threading.Event()
-    if sys.stderr.isatty():
-        threading.Thread(target=_show_progress, args=(call, reconciler, ended), daemon=True).start()
     try:
-        yield came
+        with call.showing(lambda: _late(call, reconciler)):
+            yield came
     finally:
-        ended.set()
         reconciler.sender.provider.close()
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in previous.items():
@@ -183,22 +178,22 @@ def _words(sent: Sent) -> str:
     return f"the provider answered: {sent.detail}; but that could not be saved: {sent.unsaved.what}; still parked"
 
 
-def _show_progress(call: Call, reconciler: Reconciler, ended: threading.Event) -> None:
-    """One line on the terminal while something takes long: which slots are asked for what, and for how long."""
-    while not ended.wait(SECONDS_OF_SILENCE / 4):
-        now = call.clock.monotonic()
-        asking = sorted((since, what) for what, since in dict(reconciler.asking).items())
-        late = [
-            f"{_asked(call, what)} ({now - since:.0f} s)" for since, what in asking if now - since >= SECONDS_OF_SILENCE
-        ]
-        call.output.progress(f"asking the provider: {words}" if words else "")
-    call.output.progress("")
+def _late(call: Call, reconciler: Reconciler) -> str:
+    """Which slots are asked for what, and for how long, once that is long."""
+    now = call.clock.monotonic()
+    asking = sorted((since, what) for what, since in dict(reconciler.asking).items())
+    late = [(what, now - since) for since, what in asking if now - since >= SECONDS_OF_SILENCE]
+    if not late:
+        return ""
+    parked: Mapping[int, PendingAction] = {}
+    with suppress(ControllerError):
+        parked = call.store.read().document.pending_actions
+    words = [f"{_asked(parked, what)} ({seconds:.0f} s)" for what, seconds in late]
+    return f"asking the provider: {', '.join(words)}"
 
 
-def _asked(call: Call, what: str) -> str:
+def _asked(parked: Mapping[int, PendingAction], what: str) -> str:
     """*what* with the action that its slot has parked, if it is a slot."""
     slot = what.removeprefix("slot ")
-    entry = None
-    with suppress(ControllerError):
-        entry = call.store.read().document.pending_actions.get(int(slot)) if slot.isdecimal() else None
+    entry = parked.get(int(slot)) if slot.isdecimal() else None
     return what if entry is None else f"{what}: {action_of(entry).type}"

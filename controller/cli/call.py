@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,7 @@ class Call:
         self._state_dir = "state"
         self._config: str | None = None
         self._from_environment = False
+        self._late: list[Callable[[], str]] = []
 
     def choose(
         self, *, state_dir: str | None, config: str | None, lock_timeout_ms: int, from_environment: bool
@@ -117,28 +118,36 @@ class Call:
         return self.controller.context
 
     @contextmanager
-    def showing_waits(self) -> Iterator[None]:
-        """On a terminal, say whom the document is waited for, once that takes long."""
-        if not os.isatty(2) or self.output.quiet or self.output.json:
+    def showing(self, late: Callable[[], str]) -> Iterator[None]:
+        """On a terminal, say in one line what takes long: what *late* tells, asked again and again; "" is nothing.
+
+        *late* is called on another thread. Within another `showing` both are asked, and the inner one goes first.
+        """
+        if not self.output.can_progress:
             yield
             return
+        watched = bool(self._late)
+        self._late.insert(0, late)
+        try:
+            if watched:
+                yield
+            else:
+                with self._watching():
+                    yield
+        finally:
+            self._late.remove(late)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
         import threading
 
         ended = threading.Event()
 
-        def show() -> None:
-            shown = False
+        def watch() -> None:
             while not ended.wait(SECONDS_OF_SILENCE / 4):
-                waited = self.store.waited() if self.opened else None
-                late = waited is not None and self.clock.monotonic() - waited[0] >= SECONDS_OF_SILENCE
-                if waited is not None and late:
-                    seconds = self.clock.monotonic() - waited[0]
-                    self.output.progress(f"waiting for the document ({seconds:.0f} s): held by {waited[1]}")
-                elif shown:
-                    self.output.progress("")
-                shown = late
+                self.output.progress(next((line for late in tuple(self._late) if (line := late())), ""))
 
-        watcher = threading.Thread(target=show, name="waits", daemon=True)
+        watcher = threading.Thread(target=watch, name="progress", daemon=True)
         watcher.start()
         try:
             yield
@@ -146,6 +155,14 @@ class Call:
             ended.set()
             watcher.join()
             self.output.progress("")
+
+    def waits(self) -> str:
+        """For `showing`: whom the document is waited for."""
+        waited = self.store.waited() if self.opened else None
+        seconds = 0.0 if waited is None else self.clock.monotonic() - waited[0]
+        if waited is None or seconds < SECONDS_OF_SILENCE:
+            return ""
+        return f"waiting for the document ({seconds:.0f} s): held by {waited[1]}"
 
     def wants_color(self, chosen: bool) -> bool:
         """Colour is for a terminal, and for people who did not say no."""

@@ -31,7 +31,7 @@ HOW = {
 
 
 class Bash(BashComplete):
-    """Bash takes `slot:3` for three words, and wants the last of them back."""
+    """Bash takes `slot:3` for three words, and wants the last of them back; `--state=dead` too."""
 
     prefix = ""
 
@@ -42,11 +42,11 @@ class Bash(BashComplete):
         joined: list[str] = []
         glue = False
         for word in typed:
-            if joined and (word == ":" or glue):
+            if joined and (word in {":", "="} or glue):
                 joined[-1] += word
             else:
                 joined.append(word)
-            glue = word == ":"
+            glue = word in {":", "="}
         incomplete = joined.pop() if joined else ""
         self.prefix = incomplete[: incomplete.rfind(":") + 1]
         return joined, incomplete
@@ -86,8 +86,8 @@ def complete(instruction: str) -> int:
         answer = made(root, {"auto_envvar_prefix": "CONTROLLER"}, "controller", COMPLETE).complete()
     except Exception:  # noqa: BLE001 - an error in the middle of a line that is being typed helps nobody
         return 0
-    call = Call()
-    call.output.raw(f"{answer}\n".encode("utf-8", "backslashreplace"))
+    if answer:
+        Call().output.raw(f"{answer}\n".encode("utf-8", "backslashreplace"))
     return 0
 
 

@@ -49,8 +49,8 @@ def reconcile(call: Call, apply: bool, parallelism: int) -> int:
         report = reconciler.reconcile()
     document = call.store.read().document
     code = exit_of(report, document)
-    page = () if call.output.quiet and code == 0 else report_page(report, document)
-    call.output.answer("reconcile", {"applied": True, **report_whole(report, document)}, page)
+    body = {"applied": True, **report_whole(report, document)}
+    call.output.answer("reconcile", body, report_page(report, document), well=code == 0)
     return code
 
 
@@ -113,8 +113,9 @@ def replay_pending(call: Call, slot: int | None, parallelism: int, dry_run: bool
         report = reconciler.replay(slot=slot)
     document = call.store.read().document
     body = {"dry_run": False, **report_whole(report, document)}
-    call.output.answer("replay-pending", body, report_page(report, document))
-    return exit_of(report, document)
+    code = exit_of(report, document)
+    call.output.answer("replay-pending", body, report_page(report, document), well=code == 0)
+    return code
 
 
 @click.command(cls=Verb, examples=["controller cancel r-1"])
@@ -141,7 +142,7 @@ def cancel(call: Call, run: str) -> int:
     page.append(f"run {run_id} {told.get(state, f'is {state}')}")
     if state == "running":
         page.append("next: controller reconcile --apply")
-    call.output.answer("cancel", {**body, "state": state}, page)
+    call.output.answer("cancel", {**body, "state": state}, page, well=code == 0)
     return code
 
 
@@ -184,7 +185,7 @@ def drain(call: Call, everything: bool, off: bool, parallelism: int) -> int:
     if off:
         changed = set_draining(call.context, False)
         line = "reconcile takes work again" if changed else "the fleet was not draining"
-        call.output.answer("drain", {"draining": False, "changed": changed}, [line])
+        call.output.answer("drain", {"draining": False, "changed": changed}, [line], well=True)
         return 0
     reconciler = call.controller.reconciler(parallelism=parallelism)  # settings first, as for cancel
     return _empty(call, reconciler, set_draining(call.context, True))
@@ -213,7 +214,7 @@ def _empty(call: Call, reconciler: Reconciler, changed: bool) -> int:
     page = ["the fleet is empty; next: controller drain --off"] if empty else list(report_page(report, document))
     if not document.draining:
         page = ["the drain was lifted by somebody else meanwhile", *page]
-    call.output.answer("drain", body, page)
+    call.output.answer("drain", body, page, well=empty)
     return 0 if empty else code
 
 

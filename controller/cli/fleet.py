@@ -14,6 +14,7 @@ from controller.cli.verb import Verb
 if TYPE_CHECKING:
     from controller.cli.output import Output
     from controller.cli.tables import Table
+    from controller.cli.text import Times
     from controller.engine.status import Integrity, Status
 
 
@@ -98,7 +99,7 @@ def _page(status: Status, output: Output) -> Iterator[str]:
     from controller.cli import text, views
     from controller.cli.text import shown
 
-    now = status.now_at
+    times = text.Times(status.now_at, output.exact)
 
     def counts(of: Mapping[str, int], none: str = "none") -> str:
         return ", ".join(f"{count} {name}" for name, count in of.items() if count) or none
@@ -132,19 +133,19 @@ def _page(status: Status, output: Output) -> Iterator[str]:
         yield ""
         yield output.bold(f"pending mutations: {len(status.pending_mutations)}")
         for pending in status.pending_mutations:
-            yield from (f"  {line}" for line in views.pending_page(to_builtins(pending), text.Times(now, output.exact)))
+            yield from (f"  {line}" for line in views.pending_page(to_builtins(pending), times))
     if status.troubles:
         yield ""
         yield output.bold("troubles, the latest last")
         for trouble in status.troubles:
-            where = "" if trouble.slot is None else f" slot {trouble.slot}:"
+            where = "" if trouble.slot is None else f", slot {trouble.slot}"
             key = f" (key {trouble.key[:12]})" if trouble.key else ""
-            yield f"  {text.moment(trouble.at)}{where} {trouble.reason.value}: {shown(trouble.what)}{key}"
+            yield f"  {times.told(trouble.at)}{where}: {trouble.reason.value}: {shown(trouble.what)}{key}"
     if status.refusals:
         yield ""
         yield output.bold("refused commands, the latest last")
         for refusal in status.refusals:
-            yield "  " + shown(_refusal(refusal))
+            yield "  " + shown(_refusal(refusal, times))
 
 
 def _unsound(integrity: Integrity, revision: int) -> Iterator[tuple[str, str]]:
@@ -169,12 +170,10 @@ def _unsound(integrity: Integrity, revision: int) -> Iterator[tuple[str, str]]:
         )
 
 
-def _refusal(refusal: Mapping[str, object]) -> str:
-    from controller.cli import text
-
+def _refusal(refusal: Mapping[str, object], times: Times) -> str:
     at = refusal.get("at")
-    moment = text.moment(at) if isinstance(at, int) else ""
-    return f"{moment} {refusal.get('command')}, {refusal.get('subject')}: {refusal.get('what')}"
+    when = times.told(at) if isinstance(at, int) else "some time ago"
+    return f"{when}: {refusal.get('command')}, {refusal.get('subject')}: {refusal.get('what')}"
 
 
 COMMANDS: Mapping[str, click.Command] = {"status": status}

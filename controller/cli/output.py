@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from errno import EPIPE
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from controller.cli.text import shown
+from controller.cli.text import BOLD, RED, painted, shown, telling
 from controller.library.settings import environment
 from controller.model.errors import (
     Busy,
@@ -25,6 +26,7 @@ from controller.model.errors import (
     ProviderFailed,
     Refusal,
     SlotUnproven,
+    Stuck,
     UsageFault,
 )
 
@@ -37,11 +39,12 @@ _HEADS: Final[tuple[tuple[type[ControllerError], str], ...]] = (
     (NotFound, "not found"),
     (ProviderFailed, "trouble"),
     (SlotUnproven, "trouble"),
+    (Stuck, "trouble"),
     (Busy, "busy"),
     (DocumentFault, "refused"),
     (NotDurable, "not saved"),
 )
-_RED, _BOLD, _PLAIN, _CLEAR = "\x1b[31m", "\x1b[1m", "\x1b[0m", "\r\x1b[K"
+_CLEAR = "\r\x1b[K"
 
 
 class Output:
@@ -57,12 +60,16 @@ class Output:
         self.exact = exact
         self.failed = False
         self._progressing = False
+        self._stderr_lock = threading.RLock()  # a signal's handler writes while what it interrupted does
 
-    def answer(self, verb: str, body: Mapping[str, object], page: Iterable[str | Table]) -> None:
-        """Write the answer of *verb*: *body* under its schema, or the lines of *page*, which must say the same."""
+    def answer(self, verb: str, body: Mapping[str, object], page: Iterable[str | Table], *, well: bool = False) -> None:
+        """Write the answer of *verb*: *body* under its schema, or the lines of *page*, which must say the same.
+
+        *well*: what was to be done is done, which needs no page under --quiet.
+        """
         if self.json:
             self._stdout(encode({"schema": f"controller.{verb}/1", **body}))
-        else:
+        elif not (well and self.quiet):
             self._stdout("".join(f"{line}\n" for line in self._lines(page)).encode("utf-8", "backslashreplace"))
 
     def raw(self, data: bytes) -> None:
@@ -75,12 +82,23 @@ class Output:
             self._stderr([line])
 
     def progress(self, line: str) -> None:
-        """Show what takes so long, on a terminal, in place of what was shown so last; "" shows nothing any more."""
-        if self.quiet or self.json or not (line or self._progressing):
-            return
-        room = (terminal_width(2) or 80) - 1
-        _write(2, f"{_CLEAR}{line[:room]}".encode("utf-8", "backslashreplace"))
-        self._progressing = bool(line)
+        """Show what takes so long, in place of what was shown so last; "" shows nothing any more.
+
+        Only where `can_progress`. Whatever is written next, to either stream, takes the line away first.
+        """
+        with self._stderr_lock:
+            if not (line or self._progressing):
+                return
+            from controller.cli.tables import cut
+
+            room = (terminal_width(2) or 80) - 1
+            self._progressing = bool(line)
+            _write(2, f"{_CLEAR}{cut(shown(line), room)}".encode("utf-8", "backslashreplace"))
+
+    @property
+    def can_progress(self) -> bool:
+        """Whether somebody sees a line that is rewritten in place."""
+        return not self.quiet and not self.json and os.isatty(2) and environment("TERM") != "dumb"
 
     def warn(self, line: str) -> None:
         """Tell people what is wrong, on stderr, also under --quiet: a command that stays must not wait for its end."""
@@ -111,7 +129,7 @@ class Output:
             return
         head = next((head for kind, head in _HEADS if isinstance(error, kind)), "error")
         if self.color:
-            head = f"{_RED}{head}{_PLAIN}"
+            head = painted(head, RED)
         lines = [f"{head}: {shown(error.what)}"]
         if error.where:
             lines.append(f"  {shown(error.where)}")
@@ -122,15 +140,24 @@ class Output:
     def _lines(self, page: Iterable[str | Table]) -> Iterator[str]:
         room = terminal_width()
         for part in page:
-            if isinstance(part, str):
+            if not isinstance(part, str):
+                yield from part.lines(room=room, color=self.color)
+            elif room is None:
                 yield part
             else:
-                yield from part.lines(room=room, color=self.color)
+                from controller.cli.tables import wrapped
+
+                yield from wrapped(self._telling(part), room)
+
+    def _telling(self, line: str) -> str:
+        """*line*, red where it begins with what is wrong."""
+        return telling(line) if self.color and line.startswith(("trouble", "violation")) else line
 
     def bold(self, text: str) -> str:
-        return f"{_BOLD}{text}{_PLAIN}" if self.color and not self.json else text
+        return painted(text, BOLD) if self.color and not self.json else text
 
     def _stdout(self, data: bytes) -> None:
+        self.progress("")
         # A stdout that was closed from the start stands for nothing: main has put /dev/null there.
         problem = "it is closed" if sys.stdout is None else _write(1, data)
         if problem is not None:
@@ -139,8 +166,10 @@ class Output:
                 self._stderr([f"the answer could not be written: {problem}"])
 
     def _stderr(self, lines: Iterable[str]) -> None:
-        clear, self._progressing = _CLEAR if self._progressing else "", False
-        _write(2, (clear + "".join(f"{line}\n" for line in lines)).encode("utf-8", "backslashreplace"))
+        with self._stderr_lock:
+            clear, self._progressing = _CLEAR if self._progressing else "", False
+            text = clear + "".join(f"{self._telling(line)}\n" for line in lines)
+            _write(2, text.encode("utf-8", "backslashreplace"))
 
 
 def terminal_width(descriptor: int = 1) -> int | None:
@@ -148,7 +177,7 @@ def terminal_width(descriptor: int = 1) -> int | None:
     if not os.isatty(descriptor):
         return None
     chosen = environment("COLUMNS")
-    if chosen.isdecimal() and int(chosen):
+    if chosen.isdecimal() and len(chosen) < 6 and int(chosen):
         return int(chosen)
     try:
         return os.get_terminal_size(descriptor).columns or None

@@ -157,7 +157,7 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     show_default=True,
     help="How long to wait for the document.",
 )
-@click.option("--quiet", is_flag=True, help="Say nothing beside the answer and errors.")
+@click.option("--quiet", is_flag=True, help="Say nothing beside answers and errors; nothing of work that is done.")
 @click.option("--no-color", is_flag=True, help="No colour, not even on a terminal.")
 @click.option("--exact-times", is_flag=True, help="Tell times as moments, UTC, not as ages.")
 @click.option(

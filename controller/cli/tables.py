@@ -1,29 +1,24 @@
 """Tables for people, as values: how wide and how colourful they may be is known where they are written.
 
 Not promised: that a table fits. Ids, states, keys and numbers are never cut; on anything but a terminal nothing is,
-since what reads it there may look for what would be missing.
+since what reads it there may look for what would be missing. Lines that are no table are wrapped, never cut.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from controller.cli.text import width
+from controller.cli.text import BOLD, painted, pairs, telling, width
 
-FREE: Final = ("COMMAND", "DETAIL", "WHY", "REASON", "NEEDS", "WHAT", "MEANING", "CHANGE")
+FREE: Final = ("COMMAND", "DETAIL", "WHY", "REASON", "NEEDS", "WHAT", "MEANING")
 """Columns of running text: the only ones that are cut."""
 TELLING: Final = ("STATE", "OUTCOME", "CLASS")
 """Columns whose words have a meaning that a colour can repeat."""
 SHORTEST: Final = 12
-_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
-_GREEN, _RED, _YELLOW, _DIM = "\x1b[32m", "\x1b[31m", "\x1b[33m", "\x1b[2m"
-_COLORS: Final = {
-    **dict.fromkeys(("succeeded", "done", "ready", "clean-warm"), _GREEN),
-    **dict.fromkeys(("failed", "lost", "rejected", "unknown", "not_sent", "apply_failed", "identity_refused"), _RED),
-    **dict.fromkeys(("running", "pending", "busy", "creating", "assigned"), _YELLOW),
-    **dict.fromkeys(("queued", "skipped", "cancelled", "free"), _DIM),
-}
+_PAIR: Final = re.compile(r" *[^ ]+(?: [^ ]+)*  +")
+_ESCAPE: Final = re.compile(r"\x1b\[[0-9]*m")
 
 
 class Table:
@@ -53,6 +48,8 @@ class Table:
     def _shrink(self, widths: list[int], room: int) -> None:
         """Take from the widest column of running text until it fits, or none can give any more."""
         free = [n for n, head in enumerate(self.heads) if head in FREE]
+        for n in free:
+            widths[n] = min(widths[n], max(room, SHORTEST))  # at once: a command may be a megabyte long
         while sum(widths) + 2 * (len(widths) - 1) > room:
             widest = max(free, key=lambda n: widths[n], default=None)
             if widest is None or widths[widest] <= SHORTEST:
@@ -65,8 +62,19 @@ class Table:
         padding = "" if last else " " * (room - width(text))
         if not color:
             return text + padding
-        paint = _BOLD if head else _COLORS.get(text.partition(" ")[0], "") if name in TELLING else ""
-        return f"{paint}{text}{_PLAIN}{padding}" if paint else text + padding
+        return (painted(text, BOLD) if head else telling(text) if name in TELLING else text) + padding
+
+
+class Facts(Table):
+    """Lines of `name  value`, one of which may be the state."""
+
+    def __init__(self, items: Iterable[tuple[str, str]]) -> None:
+        super().__init__(("", ""), items)
+
+    def lines(self, *, room: int | None = None, color: bool = False) -> Iterator[str]:
+        told = ((name, telling(value) if color and name == "state" else value) for name, value in self.rows)
+        for line in pairs(told):
+            yield from (line,) if room is None else wrapped(line, room)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, indent: str = "") -> Table:
@@ -84,3 +92,29 @@ def cut(text: str, room: int) -> str:
             break
         kept += letter
     return f"{kept}\u2026"
+
+
+def wrapped(line: str, room: int) -> Iterator[str]:
+    """*line* in lines of at most *room* columns, broken at blanks. Words, and commands in backticks, stay whole.
+
+    What follows the first line stands under the value of a `name  value`, otherwise two columns further in.
+    """
+    if width(_ESCAPE.sub("", line)) <= room:
+        yield line
+        return
+    indent = len(line) - len(line.lstrip(" "))
+    pair = _PAIR.match(line)
+    start = width(_ESCAPE.sub("", pair[0])) if pair else indent + 2
+    if start > room // 2:
+        start = min(indent, room // 2)
+    whole = max(room - start - 2, 1)
+    so_far, used = "", 0
+    for word in re.findall(rf" *(?:[^ `]*`[^`]{{1,{whole}}}`[^ ]*|[^ ]+)", line):
+        wide = width(_ESCAPE.sub("", word))
+        if so_far and used + wide > room and len(so_far) > start:
+            yield so_far
+            bare = word.lstrip(" ")
+            so_far, used = " " * start + bare, start + wide - (len(word) - len(bare))
+        else:
+            so_far, used = so_far + word, used + wide
+    yield so_far

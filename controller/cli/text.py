@@ -5,12 +5,26 @@ A caller must pass every text that a user, a provider or a file chose through `s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from typing import Final
 
 from msgspec import Struct
 
 from controller.library.words import UNITS
+
+BOLD, RED, GREEN, YELLOW, DIM = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[2m"
+_PLAIN = "\x1b[0m"
+_COLORS: Final = {
+    **dict.fromkeys(("succeeded", "done", "ready", "clean-warm"), GREEN),
+    **dict.fromkeys(("failed", "lost", "rejected", "unknown", "not_sent", "apply_failed", "identity_refused"), RED),
+    **dict.fromkeys(("trouble", "violation"), RED),
+    **dict.fromkeys(("running", "pending", "busy", "creating", "assigned"), YELLOW),
+    **dict.fromkeys(("queued", "skipped", "cancelled", "free"), DIM),
+}
+"""Of states and outcomes, by their first word: a colour repeats what the word says, and never says more."""
+_FIRST: Final = re.compile(r"[\w-]*")
 
 _LAST_YEAR_MS = 253_402_300_799_999
 """The end of the year 9999, the last that a date can show."""
@@ -21,6 +35,17 @@ def shown(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def painted(text: str, color: str) -> str:
+    return f"{color}{text}{_PLAIN}" if color and text else text
+
+
+def telling(text: str) -> str:
+    """*text*, which begins with a state or an outcome, with that word in its colour."""
+    word = _FIRST.match(text)
+    color = _COLORS.get(word[0], "") if word else ""
+    return painted(word[0], color) + text[word.end() :] if word and color else text
 
 
 def duration(ms: int) -> str:
@@ -70,14 +95,16 @@ class Times(Struct, frozen=True):
 def pairs(items: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Lines of `name  value`, names padded to one width."""
     known = list(items)
-    widest = max((len(name) for name, _ in known), default=0)
+    widest = max((width(name) for name, _ in known), default=0)
     for name, value in known:
-        yield f"{name:<{widest}}  {value}".rstrip()
+        yield f"{name}{' ' * (widest - width(name))}  {value}".rstrip()
 
 
 def width(text: str) -> int:
+    """How many columns of a terminal *text* takes."""
     if text.isascii():
         return len(text)
-    from unicodedata import combining, east_asian_width
+    from unicodedata import category, east_asian_width
 
-    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
+    # Not by the combining class: many marks that stand above or below a letter have none.
+    return sum(0 if category(c) in {"Mn", "Me"} else 2 if east_asian_width(c) in "WF" else 1 for c in text)

@@ -46,7 +46,7 @@ class Verb(click.Command):
         if self.question:
             return super().invoke(ctx)
         gc.enable()
-        with call.showing_waits():
+        with call.showing(call.waits):
             return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's

@@ -13,7 +13,7 @@ from msgspec import UNSET, Raw, Struct, to_builtins
 
 from controller.cli import text
 from controller.cli.drawing import drawing
-from controller.cli.tables import Table, table
+from controller.cli.tables import Facts, Table, table
 from controller.cli.text import Times, shown
 from controller.library.words import spelled
 from controller.model.action import decode
@@ -127,7 +127,7 @@ def run_page(run: Run | Tombstone, times: Times) -> Iterator[str | Table]:
         lines.append(("finished", times.told(run.finished_at)))
     if isinstance(run, Run) and run.last_error:
         lines.append(("last error", shown(run.last_error)))
-    yield from text.pairs(lines)
+    yield Facts(lines)
     if len(run.steps) > 1:
         yield ""
         yield drawing(run.steps, times.now)
@@ -221,7 +221,7 @@ def slot_page(whole: Mapping[str, Any], times: Times) -> Iterator[str]:
             (name, ", ".join(key[:12] for key in worker[name])) for name in ("accepted", "settled") if worker[name]
         )
         if worker["absent"]:
-            lines.append(("not seen", f"since {text.moment(worker['absent']['began_at'])}"))
+            lines.append(("not seen", f"since {times.told(worker['absent']['began_at'])}"))
     yield from text.pairs(lines)
     yield ""
     if pending is None:

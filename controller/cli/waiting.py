@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from controller.cli.call import Call
-from controller.cli.verb import Duration, Verb, parallelism_option, run_of
+from controller.cli.verb import Duration, Verb, completed, parallelism_option, run_of
 
 if TYPE_CHECKING:
     from controller.engine.reconcile import Stop
@@ -28,7 +28,7 @@ NOT_SUCCEEDED = 9
 @click.option("-f", "--follow", is_flag=True, help="Show what the runs write, as it comes.")
 @click.option("--no-drive", is_flag=True, help="Only watch: something else serves the fleet.")
 @parallelism_option
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=completed("runs"))
 @click.pass_obj
 def wait(call: Call, timeout: int | None, follow: bool, no_drive: bool, parallelism: int, runs: tuple[str, ...]) -> int:
     """Wait until runs have ended; exits with 0 if all succeeded, with 9 if not.
@@ -146,7 +146,7 @@ def _tell_ends(call: Call, ended: Sequence[Run | Tombstone], *, plain: bool) -> 
         error = run.last_error if isinstance(run, Live) else None
         detail = f": {shown(error)}" if error else ""
         lines.append(f"run {run.id} {'is cancelled' if run.state == 'cancelled' else run.state}{detail}")
-        what_next = advice(run)
+        what_next = None if run.state == "succeeded" else advice(run)
         lines += [f"next: {what_next}"] if what_next is not None else []
     if plain or call.output.json:
         rows = [run_row(run, call.clock.now_ms()) for run in ended]
@@ -177,8 +177,10 @@ class _Notes:
             for sent in report.sent
             if sent.unsaved is not None or sent.reason not in (Reason.DONE, Reason.PENDING)
         ]
-        for error in report.errors:
-            lines.append(f"trouble: {shown(error.what)}" + (f"; next: {shown(error.next)}" if error.next else ""))
+        lines += [
+            f"trouble: {shown(error.what)}" + (f"; next: {shown(error.next)}" if error.next else "")
+            for error in report.errors
+        ]
         for line in lines:
             if line not in self._said:
                 self._call.output.warn(line)
@@ -271,7 +273,7 @@ class Writer:
 
 
 def is_abandoned() -> bool:
-    """Whether stdout is a pipe that nobody reads any more. Asked, since no write tells while nothing is to be written."""
+    """Whether stdout is a pipe that nobody reads any more: without anything to write, no write tells."""
     import select
 
     poll = select.poll()

@@ -1,7 +1,8 @@
 """The long-lived loop: what a reconcile does, done as soon as there is reason to, slot by slot.
 
 Not promised: that a change is acted on at once. News from workers is; a document that another process changed is
-noticed within a quarter of a second; what only a look can tell, at the next look, `interval` seconds apart at most.
+noticed within a quarter of a second; what only a look can tell, at the next look, `interval` seconds apart at most,
+and less after a send to a provider that tells no news itself.
 
 One thread decides. Sends, looks and the wait for news run in threads of their own and tell it when they are done, so a
 slow slot never delays another. Between looks it plans for what changed, and folds the ends of steps that workers
@@ -16,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -29,7 +30,15 @@ from controller.engine.pending import Sent, unforeseen
 from controller.engine.planner import next_due
 from controller.engine.reconcile import SHORTEST_WAIT, Reconciler, turns
 from controller.engine.report import Report
-from controller.model.errors import Busy, ControllerError, NotDurable, ProviderFailed
+from controller.model.errors import (
+    Busy,
+    ControllerError,
+    LockLost,
+    NotDurable,
+    ProviderFailed,
+    Refusal,
+    RevisionMoved,
+)
 from controller.model.inventory import Look
 from controller.model.policy import Policy
 from controller.model.records import Document, PendingAction
@@ -41,6 +50,8 @@ _LATER: Final = 1.0
 """Seconds before a slot that could not be served is tried again, and before an action that others parked is replayed:
 whoever parked it is about to send it.
 """
+_SOONEST_LOOK: Final = 0.5
+"""Seconds until a provider that tells no news is looked at after a send; then twice that, up to the interval."""
 _LONGEST_SILENCE: Final = 60.0
 
 Send = tuple[int, str, PendingAction | None]
@@ -91,6 +102,8 @@ class Loop:
         self._look: Look | None = None
         self._looking = False
         self._look_at = 0.0
+        self._pause = interval
+        self._silent = False
         self._sighted = False
         # What of the document has been dealt with.
         self._known: dict[int, _Known] | None = None
@@ -102,21 +115,30 @@ class Loop:
     def serve(self, until: Callable[[Document], bool] | None = None) -> None:
         """Serve until *until* says so of the document, `leave` was called or the reconciler is told to stop.
 
-        *until* is asked of every revision that is seen. Whatever the reason, nothing more is parked or sent then, and
-        what was asked is awaited and saved. Trouble that may pass (busy, not durable, the provider) is told and
-        outlasted; what else a read or a hold raises, such as DocumentFault, ends this and is raised.
+        *until* is asked of every revision that is seen. Whatever the reason, nothing more is parked then, and what was
+        asked is awaited and saved; what was parked here is still sent, unless the reconciler was told to stop. Trouble
+        that may pass (busy, not durable, the provider, a lock file that was removed) is told and outlasted; what else a
+        read or a hold raises, such as DocumentFault, ends this and is raised.
         """
-        with self._listening(), self._looker, self._senders, closing(self._gather):
-            while True:
-                self._each_turn()
-                if self._clock.monotonic() >= self._resume_at:
-                    self._turn_guarded(until)
-                self._say()
-                if self._is_ending:
-                    self._gather.close()
-                    if not self._flying:
-                        return
-                self._rest()
+        try:
+            # In reverse: answers, then senders, and only then is the provider interrupted: no look is awaited.
+            with self._looker, self._listening(), self._senders, closing(self._gather):
+                self._serve(until)
+        finally:
+            self._hear()
+            self._say()
+
+    def _serve(self, until: Callable[[Document], bool] | None) -> None:
+        while True:
+            self._each_turn()
+            if self._clock.monotonic() >= self._resume_at:
+                self._turn_guarded(until)
+            self._say()
+            if self._is_ending:
+                self._gather.close()
+                if not self._flying:
+                    return
+            self._rest()
 
     def leave(self) -> None:
         """Have `serve` return once nothing is in flight."""
@@ -124,8 +146,7 @@ class Loop:
 
     def adopt(self, policy: Policy) -> None:
         """Go on under another policy. Sends that are out end under the one they began with."""
-        self.reconciler.sender = replace(self.reconciler.sender, policy=policy)
-        self.reconciler.ground = replace(self.reconciler.ground, policy=policy)
+        self.reconciler.adopt(policy)
         self._planned = None
 
     @property
@@ -137,52 +158,69 @@ class Loop:
     def _turn_guarded(self, until: Callable[[Document], bool] | None) -> None:
         try:
             self._turn(until)
-        except (Busy, NotDurable, ProviderFailed) as error:
+        except (Busy, NotDurable, ProviderFailed, LockLost, RevisionMoved) as error:
             self._report.errors.append(error)
             self._resume_at = self._clock.monotonic() + _LATER
 
     def _turn(self, until: Callable[[Document], bool] | None) -> None:
         document = self.reconciler.document()
-        if until is not None and document is not self._seen and until(document):
-            self._leaving = True
-        self._seen = document
+        self._see(document, until)
         if self._is_ending:
             return
         self._start_look()
-        look, self._look = self._look, None
+        look = self._look
         if look is not None:
             self.reconciler.settle(self._report, look, without=self._flying.values())
         waiting = self._gather.take()
         if look is not None or (self._sighted and (waiting or self._is_due(document))):
-            document = self._plan(look, waiting)
+            document = self._plan(document, look, waiting)
+            self._see(document, until)
         else:
             for each in waiting:
                 each.settle(None)
-        self._replay(document)
+        if not self._is_ending:
+            self._replay(document)
+
+    def _see(self, document: Document, until: Callable[[Document], bool] | None) -> None:
+        if until is not None and document is not self._seen and until(document):
+            self._leaving = True
+        self._seen = document
 
     def _start_look(self) -> None:
         now = self._clock.monotonic()
         if not self._looking and now >= self._look_at:
             self._looking = True
-            self._look_at = now + self.interval
+            self._look_at = now + self._pause
+            self._pause = min(2 * self._pause, self.interval)
             asked = self._looker.submit(self.reconciler.look)
             asked.add_done_callback(lambda future: self._inbox.put(partial(self._looked, future)))
 
     def _is_due(self, document: Document) -> bool:
         """Whether there is anything to plan that the last plan did not see."""
-        return document is not self._planned or bool(self._ends) or self._is_late()
+        ends = any(end.slot not in document.pending_actions for end in self._ends.values())
+        return document is not self._planned or ends or self._is_late()
 
     def _is_late(self) -> bool:
         return self._due_at is not None and self._clock.now_ms() >= self._due_at
 
-    def _plan(self, look: Look | None, waiting: Sequence[Waiting]) -> Document:
+    def _plan(self, before: Document, look: Look | None, waiting: Sequence[Waiting]) -> Document:
+        """Park what comes next, and send it; the document then. A look that could not be acted on is kept."""
         ends = tuple(self._ends.values())
         everything = look is not None or self._is_late()
-        plan, document = self.reconciler.park(
-            look, ends=ends, since=None if everything else self._planned, waiting=waiting
-        )
+        # Before the plan: what falls due while it is committed was not planned for.
+        began = self._clock.now_ms()
+        try:
+            plan, document = self.reconciler.park(
+                look, ends=ends, since=None if everything else self._planned, waiting=waiting
+            )
+        except Refusal:
+            if not waiting:
+                raise
+            # An answer spoils the commit. Each is applied alone now, and the one at fault is told for its slot alone.
+            return before
+        self._look = None
         self._planned = document
-        self._due_at = next_due(document, self.reconciler.ground.policy, self._clock.now_ms())
+        self._due_at = next_due(document, self.reconciler.ground.policy, began)
         # An end that came before the answer to its execute is folded once that is applied.
         waits = document.pending_actions
         self._ends = {key: end for key, end in self._ends.items() if end.slot in waits}
@@ -231,7 +269,12 @@ class Loop:
         report = Report()
         self.reconciler.collect(report, slot, flight.result)
         hindered = report.busy or report.errors or any(sent.unsaved is not None for sent in report.sent)
-        self._again[slot] = self._clock.monotonic() + (_LATER if hindered else 0.0)
+        now = self._clock.monotonic()
+        self._again[slot] = now + (_LATER if hindered else 0.0)
+        if self._silent and report.sent:
+            # Only a look tells what comes of it: soon, for a short step, and ever later for a long one.
+            self._pause = min(_SOONEST_LOOK, self.interval)
+            self._look_at = min(self._look_at, now + self._pause)
         self._report.add(report)
 
     def _looked(self, asked: Future[tuple[Look | None, ControllerError | None]]) -> None:
@@ -251,17 +294,24 @@ class Loop:
         if news.look:
             self._look_at = 0.0
 
+    def _told_of(self, error: ControllerError) -> None:
+        self._report.errors.append(error)
+
     def _rest(self) -> None:
         """Until there is a message; a quarter of a second at most, since only looking tells what others committed."""
         patience = SHORTEST_WAIT
-        if self._due_at is not None and not self._is_late():
-            patience = min(patience, (self._due_at - self._clock.now_ms()) / 1000)
-        try:
+        left = SHORTEST_WAIT if self._due_at is None else (self._due_at - self._clock.now_ms()) / 1000
+        if left > 0:
+            patience = min(patience, left)
+        with suppress(Empty):
             self._inbox.get(timeout=patience)()
+        self._hear()
+
+    def _hear(self) -> None:
+        """Every message that came so far."""
+        with suppress(Empty):
             while True:
                 self._inbox.get_nowait()()
-        except Empty:
-            return
 
     def _say(self) -> None:
         """Tell what there is to tell. A trouble that was told is told again only after it was over for a while."""
@@ -269,7 +319,7 @@ class Loop:
         now = self._clock.monotonic()
         over = max(_LONGEST_SILENCE, 3 * self.interval)
         self._told = {which: last for which, last in self._told.items() if now - last < over}
-        errors = {(error.code, error.where): error for error in report.errors}
+        errors = {(error.code, error.where or error.what): error for error in report.errors}
         report.errors = [error for which, error in errors.items() if which not in self._told]
         self._told |= dict.fromkeys(errors, now)
         if report.changed or report.errors:
@@ -293,14 +343,19 @@ class Loop:
             began = self._clock.monotonic()
             try:
                 if not provider.describe().wait:
+                    self._silent = True
                     return
                 news = provider.wait(_NEWS_SECONDS)
             except ProviderFailed:
                 # The next look says what is wrong, and tells it.
                 ended.wait(self.interval)
                 continue
+            except Exception as error:  # noqa: BLE001 - a wait that nobody foresaw failing leaves looks, and is tried again
+                self._inbox.put(partial(self._told_of, unforeseen(error)))
+                ended.wait(self.interval)
+                continue
             if news:
                 self._inbox.put(partial(self._heard, news))
-            if not news.ends:
+            if news.look or not news.ends:
                 # A provider that says at once, each time, that something may have changed is not asked without end.
                 ended.wait(max(0.0, began + SHORTEST_WAIT - self._clock.monotonic()))

@@ -22,7 +22,7 @@ from controller.model.action import action_of
 from controller.model.edit import foreseen
 from controller.model.errors import ControllerError, EditedOutside, ProviderFailed, SlotBusy, SlotUnproven
 from controller.model.inventory import Look
-from controller.model.policy import still_waits
+from controller.model.policy import Policy, still_waits
 from controller.model.reason import Reason
 from controller.model.records import Document, PendingAction
 from controller.provider.protocol import Pushed
@@ -58,10 +58,17 @@ class Reconciler:
         self.asking: dict[str, float] = {}
         """What the provider is being asked now, and since when on the clock's monotonic time: for whoever shows it."""
         self._ttl_known = False
+        self._guard = threading.Lock()
 
     def keep_to(self, slot: int) -> None:
         """From now on only this slot is served, and it takes no new run."""
         self.ground = replace(self.ground, only=slot)
+
+    def adopt(self, policy: Policy) -> None:
+        """From now on plan and send under *policy*, while another thread may look."""
+        self.sender = replace(self.sender, policy=policy)
+        with self._guard:
+            self.ground = replace(self.ground, policy=policy)
 
     def wait(self, seconds: float) -> None:
         """Until something may have changed, if the provider can tell, or until the time is over."""
@@ -214,7 +221,8 @@ class Reconciler:
         except ProviderFailed:
             known = self.sender.context.store.read().document.providers.get(self.ground.provider)
             ttl = None if known is None else known.key_ttl_ms
-        self.ground = replace(self.ground, key_ttl_ms=ttl)
+        with self._guard:
+            self.ground = replace(self.ground, key_ttl_ms=ttl)
 
     def settle(
         self, report: Report, look: Look | None, *, only: int | None = None, without: Collection[int] = ()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from controller.clock import Clock, SystemClock
-from controller.library.settings import Settings, load
+from controller.library.settings import Settings, check_provider, load
 
 if TYPE_CHECKING:
     from controller.engine.queue import Context, Submission
@@ -266,10 +266,17 @@ class Controller:
         return load(self.config_path, chosen=self.config is not None)
 
     def renew_settings(self) -> Settings:
-        """Read the configuration again. Raises UsageFault; what was read before stands then."""
+        """Read the configuration again. Raises UsageFault, and Conflict while workers live that another kind of
+        provider made; what was read before stands then.
+        """
         settings = load(self.config_path, chosen=self.config is not None)
-        self.__dict__["settings"] = settings
+        check_provider(self.store.read().document, settings)
+        self.keep_settings(settings)
         return settings
+
+    def keep_settings(self, settings: Settings) -> None:
+        """From now on these are the settings, whatever the file says."""
+        self.__dict__["settings"] = settings
 
     @cached_property
     def store(self) -> FileStore:

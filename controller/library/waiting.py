@@ -7,19 +7,22 @@ Whatever ends a wait, every run goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 from controller.clock import Clock
 from controller.engine.loop import INTERVAL, Loop
 from controller.engine.queue import find
 from controller.engine.reconcile import SHORTEST_WAIT, Reconciler, Stop
 from controller.engine.report import Report
-from controller.model.errors import Conflict, NotDurable, StillRunning, Stuck
+from controller.model.errors import Conflict, NotDurable, ProviderFailed, StillRunning, Stuck
 from controller.model.policy import Policy
 from controller.model.reason import Reason
 from controller.model.records import Document, Run, RunState, Tombstone
 from controller.store.protocol import Store
 
 ENDED = (RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED)
+SOON = 1.0
+"""Seconds between looks just after something has changed, at a provider that tells no news."""
 
 
 def all_ended(document: Document, runs: Sequence[str]) -> bool:
@@ -50,13 +53,18 @@ def serve_until_ended(
     """Serve the fleet until *runs* have ended or the reconciler is told to stop; the runs as they are then.
 
     *tell* hears of what was done and of trouble that is waited out. The reconciler's provider is spent afterwards.
+    Runs that have ended already cost no lock and no question to the provider.
 
     Raises NotFound, Conflict, StillRunning after *timeout* seconds, Stuck once no run can go on by itself, NotDurable
     when nothing can be saved, and what else `Loop.serve` raises.
     """
     store, clock = reconciler.sender.context.store, reconciler.sender.context.clock
     began = clock.monotonic()
-    served(store.read().document, runs, reconciler.ground.policy)
+    document = store.read().document
+    if all_ended(document, runs):
+        return tuple(find(document, run) for run in runs)
+    served(document, runs, reconciler.ground.policy)
+    slots = reconciler.ground.policy.slots
     unsaved: list[NotDurable] = []
     stuck: set[int] = set()
 
@@ -70,20 +78,48 @@ def serve_until_ended(
     def turn() -> None:
         document = store.read().document
         late = timeout is not None and clock.monotonic() - began >= timeout
-        if late or unsaved or is_stuck(document, runs, stuck):
+        if late or unsaved or stuck_at(document, runs, stuck, slots) is not None:
             loop.leave()
+        loop.interval = pace.interval(document)
         each_turn(document)
 
-    loop = Loop(reconciler, interval=INTERVAL, tell=hear, each_turn=turn)
+    pace = _Pace(reconciler)
+    loop = Loop(reconciler, interval=SOON, tell=hear, each_turn=turn)
     loop.serve(lambda document: all_ended(document, runs))
     document = store.read().document
     if not reconciler.stop and not all_ended(document, runs):
         if unsaved:
             raise unsaved[0]
-        if is_stuck(document, runs, stuck):
-            raise _stuck(document, runs, stuck)
+        place = stuck_at(document, runs, stuck, slots)
+        if place is not None:
+            raise _stuck(document, *place)
         raise still_running(document, runs, timeout or 0.0)
     return tuple(find(document, run) for run in runs)
+
+
+class _Pace:
+    """How far apart looks are while somebody waits.
+
+    A provider that pushes is looked at as rarely as by a service. Any other shows an end only to a look: there a wait
+    for a short step must not take a service's whole interval, nor a wait of hours cost a look a second. So looks are
+    as far apart as the last change is away.
+    """
+
+    def __init__(self, reconciler: Reconciler) -> None:
+        self._clock = reconciler.sender.context.clock
+        self._provider = reconciler.sender.provider
+        self._pushes = False
+        self._seen: Document | None = None
+        self._changed_at = self._clock.monotonic()
+
+    def interval(self, document: Document) -> float:
+        now = self._clock.monotonic()
+        if document is not self._seen:
+            if self._seen is not None and not self._pushes:  # it was looked at before, so it has described itself
+                with suppress(ProviderFailed):
+                    self._pushes = self._provider.describe().wait
+            self._seen, self._changed_at = document, now
+        return INTERVAL if self._pushes else min(INTERVAL, max(SOON, now - self._changed_at))
 
 
 def watch_until_ended(
@@ -107,28 +143,33 @@ def watch_until_ended(
         clock.sleep(SHORTEST_WAIT)
 
 
-def is_stuck(document: Document, runs: Sequence[str], stuck: Collection[int]) -> bool:
-    """Whether none of *runs* that has not ended can go on before somebody settles its slot. *stuck*: such slots."""
-    left = [run for run in runs if find(document, run).state not in ENDED]
-    return bool(left) and all(_stuck_at(document, run, stuck) is not None for run in left)
+def stuck_at(document: Document, runs: Sequence[str], stuck: Collection[int], slots: int) -> tuple[str, int] | None:
+    """A run and its slot, once none of *runs* that has not ended can go on before an operator has settled something.
+
+    *stuck*: slots that no send or look helps, besides those that the document shows to be so. A queued run goes on as
+    long as one of the *slots* does, also if the worker that is made for it is refused.
+    """
+    refused = {n for n, entry in document.pending_actions.items() if entry.last_reason is Reason.IDENTITY_REFUSED}
+    refused |= set(stuck)
+    places: list[tuple[str, int]] = []
+    for each in runs:
+        run = find(document, each)
+        if run.state in ENDED:
+            continue
+        held = run.worker.slot if isinstance(run, Run) and run.worker is not None else None
+        if held is None and not refused.issuperset(range(1, slots + 1)):
+            return None
+        if held is not None and held not in refused:
+            return None
+        places.append((each, held or min(refused)))
+    return places[0] if places else None
 
 
-def _stuck_at(document: Document, run: str, stuck: Collection[int]) -> int | None:
-    for slot, worker in document.workers.items():
-        if run in (worker.run, worker.reserved):
-            entry = document.pending_actions.get(slot)
-            if slot in stuck or (entry is not None and entry.last_reason is Reason.IDENTITY_REFUSED):
-                return slot
-    return None
-
-
-def _stuck(document: Document, runs: Sequence[str], stuck: Collection[int]) -> Stuck:
-    places = {run: _stuck_at(document, run, stuck) for run in runs}
-    run, slot = next((run, slot) for run, slot in places.items() if slot is not None)
+def _stuck(document: Document, run: str, slot: int) -> Stuck:
     entry = document.pending_actions.get(slot)
     said = f": {entry.last_error}" if entry is not None and entry.last_error else ""
     return Stuck(
-        f"run {run} cannot go on by itself, since its slot {slot} waits for an operator{said}",
+        f"run {run} cannot go on by itself, since slot {slot} waits for an operator{said}",
         where=f"run {run}, slot {slot}",
         next=f"controller explain slot:{slot}",
     )

@@ -8,10 +8,12 @@ import pytest
 
 from controller.cli import views
 from controller.cli.drawing import MARKS, WIDEST, drawing, in_order
+from controller.cli.text import Times
 from controller.model.reason import Reason
 from controller.model.records import Attempt, Run, RunState, Step, StepState
 
 NOW = 100_000
+TIMES = Times(NOW)
 
 
 def step(name: str, *needs: str, **fields: Any) -> Step:
@@ -65,7 +67,9 @@ def test_steps_that_need_each_other_are_drawn_all_the_same() -> None:
 def test_a_line_stays_as_long_as_somebody_below_waits_for_it() -> None:
     """Read downwards: a column belongs to one step, from its mark to the last step that needs it."""
     steps = in_order([step(f"s{n}", *(f"s{m}" for m in range(n) if (n * 7 + m * 3) % 5 == 0)) for n in range(12)])
-    rows = [line[:4] for line in drawing(steps, NOW)][1:]
+    head, *lines = drawing(steps, NOW)
+    rows = [line[: head.index("STEP")] for line in lines]
+    assert max(len(row.strip()) for row in rows) > 3, "a graph with several lines at once"
     column = {}
     for row, each in zip(rows, steps, strict=True):
         column[each.name] = row.index("o")
@@ -91,9 +95,14 @@ def run(*steps: Step, **fields: Any) -> Run:
     return Run("r-1", "fleet", 1, 1, steps, **fields)
 
 
+def page(shown: Run) -> str:
+    parts = views.run_page(shown, TIMES)
+    return "\n".join(part if isinstance(part, str) else "\n".join(part) for part in parts)
+
+
 def test_a_run_of_one_step_needs_no_drawing() -> None:
-    assert "STEP" not in "\n".join(views.run_page(run(step("main")), NOW))
-    assert "STEP" in "\n".join(views.run_page(run(*DIAMOND), NOW))
+    assert "STEP" not in page(run(step("main")))
+    assert "\n".join(drawing(DIAMOND, NOW)) in page(run(*DIAMOND))
 
 
 @pytest.mark.parametrize(
@@ -104,12 +113,12 @@ def test_a_run_of_one_step_needs_no_drawing() -> None:
     ],
 )
 def test_a_skipped_step_names_the_needs_that_kept_it_from_starting(name: str, said: str) -> None:
-    assert said in list(views.run_page(run(*DIAMOND, state=RunState.FAILED), NOW))
+    assert said in page(run(*DIAMOND, state=RunState.FAILED)).splitlines()
 
 
 def test_a_step_that_was_skipped_with_its_whole_run_blames_no_need() -> None:
     alone = step("other", state=StepState.SKIPPED, reason=Reason.UPSTREAM_FAILED)
-    lines = list(views.step_page(alone, (alone, step("a", state=StepState.FAILED)), NOW))
+    lines = list(views.step_page(alone, (alone, step("a", state=StepState.FAILED)), TIMES))
     assert lines[0] == "step     other, skipped: the run was over before it could start"
 
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from msgspec.structs import replace
 
-from controller.engine import outcomes
+from controller.engine import outcomes, pending
 from controller.engine.gather import Waiting
-from controller.engine.pending import Answer, park
+from controller.engine.pending import Answer, Sender, Sent, park
 from controller.model.action import Action
 from controller.model.edit import Draft
-from controller.model.errors import ScopeExceeded, SlotBusy, StorageFailed
+from controller.model.errors import LockBusy, ScopeExceeded, SlotBusy, StorageFailed
 from controller.model.inventory import Inventory, Look
+from controller.model.process import ProcessIdentity
 from controller.model.reason import Reason
-from controller.model.records import ActionType
-from controller.provider.fake import After, DoThenLose, FakeProvider, Say
-from controller.provider.process import own_identity
+from controller.model.records import ActionType, RunState, Span
+from controller.provider.fake import After, Before, DoThenLose, FakeProvider, LoseUndone, Say
+from controller.provider.process import boot_id, own_identity, pid_namespace
 from controller.provider.protocol import Rejected
 from controller.store.file import _FileHold
+from controller.store.locks import DocumentLock
+from controller.store.protocol import Scope
 from tests.engine.fleet import LINEAGE, Fleet
 
 
@@ -38,7 +43,8 @@ def test_what_was_parked_here_and_replayed_by_somebody_else_is_not_sent_again(fl
     fleet.park()
     entry, key = fleet.pending[1], fleet.action(1).idempotency_key
     fleet.reconciler().replay()
-    assert fleet.sender.send(1, key, parked=entry).detail == "already settled"
+    sent = fleet.sender.send(1, key, parked=entry)
+    assert (sent.detail, sent.settled) == ("already settled", True)
     assert len(fleet.provider.sends()) == 1
 
 
@@ -66,7 +72,7 @@ def test_an_answer_for_a_key_that_the_slot_holds_no_more_leaves_the_one_that_it_
     fleet.park()
     fleet.provider.script(ActionType.CREATE, After(settle_and_park))
     sent = fleet.sender.send(1, fleet.action(1).idempotency_key)
-    assert sent.detail == "already settled"
+    assert (sent.slot, sent.detail, sent.settled) == (1, "already settled", True)
     assert fleet.action(1).type is ActionType.RESET
 
 
@@ -86,6 +92,166 @@ def test_no_look_settles_what_a_live_provider_process_works_on(fleet: Fleet) -> 
     with pytest.raises(SlotBusy):
         fleet.sender.settle(1, key, look)
     assert fleet.action(1).idempotency_key == key
+
+
+def test_what_a_look_settles_is_told_whole(fleet: Fleet) -> None:
+    key, look = waiting_for_proof(fleet)
+    sent = fleet.sender.settle(1, key, look)
+    assert sent is not None
+    assert (sent.slot, sent.type, sent.key, sent.run) == (1, ActionType.CREATE, key, "a")
+    assert (sent.reason, sent.settled, sent.unsaved, sent.ended) == (Reason.DONE, True, None, ())
+    assert sent.detail.startswith("a look shows it")
+
+
+def test_a_first_empty_look_leaves_an_action_unsettled_and_says_so(fleet: Fleet) -> None:
+    key, look = waiting_for_proof(fleet)
+    late = fleet.clock.now_ms() + fleet.policy.grace_ms
+    sent = fleet.sender.settle(1, key, replace(look, began_at=late, ended_at=late, inventory=Inventory(True, ())))
+    assert sent is not None
+    assert (sent.reason, sent.settled) == (Reason.PENDING, False)
+    assert fleet.action(1).idempotency_key == key
+
+
+def test_the_lives_that_a_settlement_ends_are_told_with_their_reason(fleet: Fleet) -> None:
+    fleet.submit("a")
+    fleet.provider.script(ActionType.EXECUTE, *[LoseUndone()] * 5)
+    fleet.reconciler().reconcile()
+    key = fleet.action(1).idempotency_key
+    fleet.provider.lose(1)
+    look, _ = fleet.reconciler().look()
+    assert look is not None
+    sent = fleet.sender.settle(1, key, look)
+    assert sent is not None
+    assert (sent.reason, sent.run) == (Reason.WORKER_LOST, "a")
+    assert [(ended.run, ended.state, ended.reason) for ended in sent.ended] == [
+        ("a", RunState.FAILED, Reason.CRASHES_EXHAUSTED)
+    ]
+
+
+def test_no_look_settles_a_slot_without_a_pending_action_or_another_key(fleet: Fleet) -> None:
+    key, look = waiting_for_proof(fleet)
+    assert fleet.sender.settle(2, key, look) is None
+    assert fleet.sender.settle(1, "another", look) is None
+    assert fleet.action(1).idempotency_key == key
+
+
+def test_a_settlement_waits_for_the_document_no_longer_than_it_was_told(fleet: Fleet) -> None:
+    key, look = waiting_for_proof(fleet)
+    taken = DocumentLock(fleet.store.lock_path, clock=fleet.clock, whoami=own_identity(), command="test")
+    handle = taken.acquire(0, still=lambda: None)
+    try:
+        with pytest.raises(LockBusy):
+            fleet.sender.settle(1, key, look)
+    finally:
+        handle.close()
+    assert fleet.sender.settle(1, key, look) is not None
+
+
+def test_a_dead_provider_process_hinders_no_settlement(fleet: Fleet) -> None:
+    key, look = waiting_for_proof(fleet)
+    with fleet.store.hold_slot(1) as held:
+        held.register(ProcessIdentity(2**22 - 1, 1, boot_id(), pid_namespace()), 0, key)
+    assert fleet.sender.settle(1, key, look) is not None
+    assert fleet.store.slot_note(1).provider is None
+
+
+@pytest.mark.parametrize(("late_ms", "ends"), [(-1, True), (60_000, False)])
+def test_a_provider_process_is_ended_only_past_its_deadline(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, late_ms: int, ends: bool
+) -> None:
+    ended: list[ProcessIdentity] = []
+
+    def end(identity: ProcessIdentity, _: object) -> bool:
+        ended.append(identity)
+        return True
+
+    monkeypatch.setattr(pending, "end_group", end)
+    fleet.submit("a")
+    fleet.park()
+    key = fleet.action(1).idempotency_key
+    with fleet.store.hold_slot(1) as held:
+        held.register(own_identity(), fleet.clock.now_ms() + late_ms, key)
+    if ends:
+        assert fleet.sender.send(1, key).settled
+        assert ended == [own_identity()]
+    else:
+        with pytest.raises(SlotBusy, match="deadline in 60 s"):
+            fleet.sender.send(1, key)
+        assert ended == []
+
+
+def test_a_provider_process_that_cannot_be_ended_keeps_its_slot_busy_past_its_deadline(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending, "end_group", lambda *_: False)
+    fleet.submit("a")
+    fleet.park()
+    key = fleet.action(1).idempotency_key
+    with fleet.store.hold_slot(1) as held:
+        held.register(own_identity(), fleet.clock.now_ms() - 1, key)
+    with pytest.raises(SlotBusy):
+        fleet.sender.send(1, key)
+    assert fleet.provider.sends() == []
+
+
+@pytest.mark.parametrize("registers", [False, True])
+def test_a_send_has_begun_once_and_before_the_provider_does_anything(fleet: Fleet, registers: bool) -> None:
+    if registers:
+        fleet.provider = FakeProvider(LINEAGE, ends=0, register=(own_identity(), fleet.clock.now_ms() + 60_000))
+    order: list[str] = []
+    fleet.submit("a")
+    fleet.park()
+    fleet.provider.script(ActionType.CREATE, Before(lambda _: order.append("asked")))
+    fleet.sender.send(1, fleet.action(1).idempotency_key, began=lambda: order.append("began"))
+    assert order == ["began", "asked"]
+
+
+def offering(sender: Sender, gather: Callable[[Answer], Sent | None]) -> Sender:
+    """*sender*, but its answers are offered to *gather*."""
+    return Sender(sender.context, sender.provider, sender.policy, gather)
+
+
+def test_an_answer_that_somebody_else_applied_is_not_applied_again(fleet: Fleet) -> None:
+    offered: list[Answer] = []
+
+    def elsewhere(answer: Answer) -> Sent:
+        offered.append(answer)
+        action = answer.action
+        return Sent(action.slot, action.type, action.idempotency_key, Reason.DONE, "elsewhere", settled=True)
+
+    fleet.submit("a")
+    fleet.park()
+    action, revision = fleet.action(1), fleet.document.revision
+    sent = offering(fleet.sender, elsewhere).send(1, action.idempotency_key, parked=fleet.pending[1])
+    assert sent.detail == "elsewhere"
+    assert [answer.action for answer in offered] == [action]
+    assert fleet.document.revision == revision
+
+
+def test_an_answer_that_nobody_took_is_applied_by_its_sender(fleet: Fleet) -> None:
+    fleet.submit("a")
+    fleet.park()
+    sent = offering(fleet.sender, lambda _: None).send(1, fleet.action(1).idempotency_key)
+    assert (sent.settled, fleet.pending) == (True, {})
+
+
+@pytest.mark.parametrize("type_", [ActionType.CREATE, ActionType.EXECUTE])
+def test_a_send_undoes_the_evidence_that_nothing_was_made_but_not_that_a_worker_is_gone(
+    fleet: Fleet, type_: ActionType
+) -> None:
+    fleet.submit("a")
+    fleet.provider.script(type_, LoseUndone(), LoseUndone())
+    fleet.reconciler().reconcile()
+    span = Span(fleet.clock.now_ms() - 2, fleet.clock.now_ms() - 1)
+    with fleet.context.store.hold(5.0) as hold:
+        loaded = hold.load()
+        draft = fleet.context.draft(loaded.document)
+        draft.pending.put(1, replace(loaded.document.pending_actions[1], absent=span))
+        draft.event("slot:1", "test")
+        hold.commit(loaded, draft.edit())
+    assert fleet.action(1).type is type_
+    fleet.sender.send(1, fleet.action(1).idempotency_key)
+    assert fleet.pending[1].absent == (None if type_ is ActionType.CREATE else span)
 
 
 def test_an_incomplete_look_settles_nothing_whatever_it_shows(fleet: Fleet) -> None:
@@ -125,7 +291,12 @@ def test_an_apply_that_touches_more_than_its_slot_and_run_is_not_saved(fleet: Fl
     fleet.park()
     sent = fleet.sender.send(1, fleet.action(1).idempotency_key)
     assert isinstance(sent.unsaved, ScopeExceeded)
-    assert fleet.pending[1].last_reason is Reason.APPLY_FAILED
+    action, entry = fleet.action(1), fleet.pending[1]
+    assert (sent.slot, sent.type, sent.key) == (1, ActionType.CREATE, action.idempotency_key)
+    assert (sent.reason, sent.settled, sent.run) == (Reason.APPLY_FAILED, False, "a")
+    assert (entry.last_reason, entry.last_error) == (Reason.APPLY_FAILED, sent.unsaved.what)
+    trouble = fleet.document.troubles[-1]
+    assert (trouble.reason, trouble.slot, trouble.key) == (Reason.APPLY_FAILED, 1, action.idempotency_key)
     assert not fleet.document.draining
 
 
@@ -138,6 +309,34 @@ def test_a_settlement_that_touches_more_than_its_slot_and_run_is_not_saved(
         fleet.sender.settle(1, key, look)
     assert fleet.action(1).idempotency_key == key
     assert not fleet.document.draining
+
+
+def test_an_answer_that_cannot_be_made_durable_stays_parked_and_says_why(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = StorageFailed("no space left on the device")
+
+    def fail(*_: object, **__: object) -> None:
+        raise full
+
+    fleet.submit("a")
+    fleet.park()
+    entry, key = fleet.pending[1], fleet.action(1).idempotency_key
+    monkeypatch.setattr(_FileHold, "commit", fail)
+    sent = fleet.sender.send(1, key, parked=entry)
+    assert (sent.slot, sent.type, sent.key, sent.run) == (1, ActionType.CREATE, key, "a")
+    assert (sent.reason, sent.settled, sent.unsaved) == (Reason.DONE, False, full)
+    assert fleet.pending[1] == entry
+
+
+def test_an_apply_may_touch_the_run_that_the_slots_worker_holds_or_is_kept_for(fleet: Fleet) -> None:
+    fleet.submit("a")
+    fleet.park()
+    document, action = fleet.document, fleet.action(1)
+    nobody, held = replace(action, run=None), replace(document.workers[1], run="r-9")
+    assert pending._scope(document, action) == pending._scope(document, nobody) == Scope(1, "a")
+    assert pending._scope(replace(document, workers={1: held}), nobody) == Scope(1, "r-9")
+    assert pending._scope(replace(document, workers={}), action) == Scope(1, "a")
 
 
 def answered(fleet: Fleet, slot: int) -> Waiting:

@@ -6,13 +6,14 @@ import json
 import threading
 
 import pytest
+from msgspec import Raw
 from msgspec.structs import replace
 
 from controller.engine.looks import APART_MS
 from controller.engine.pending import Sender, park
 from controller.engine.queue import cancel
 from controller.engine.report import Report
-from controller.model.action import Action
+from controller.model.action import Action, decode
 from controller.model.edit import Draft
 from controller.model.errors import ProviderFailed, SlotBusy, SlotTaken, StorageFailed
 from controller.model.inventory import Inventory, Seen, SeenStep, StepSeen
@@ -57,6 +58,29 @@ def test_parking_over_a_pending_action_is_refused(fleet: Fleet) -> None:
     draft = Draft(fleet.document, now=0, command="test")
     with pytest.raises(SlotTaken, match="slot 1 has a pending create"):
         park(draft, ActionType.RESET, fleet.document.workers[1])
+
+
+def test_two_parks_alike_in_everything_but_the_serial_have_different_keys(fleet: Fleet) -> None:
+    fleet.submit("a")
+    fleet.park()
+    draft, worker = Draft(fleet.document, now=0, command="test"), fleet.document.workers[1]
+    keys = []
+    for _ in range(2):
+        draft.pending.remove(1)
+        keys.append(park(draft, ActionType.RESET, worker))
+    first, second = (decode(event.action) for event in draft.edit().events if isinstance(event.action, Raw))
+    assert keys == [first.idempotency_key, second.idempotency_key]
+    assert replace(first, serial=second.serial, idempotency_key=keys[1]) == second
+    assert keys[0] != keys[1]
+
+
+def test_a_park_is_told_to_history_with_its_key_and_its_bytes(fleet: Fleet) -> None:
+    fleet.submit("a")
+    fleet.park()
+    (parked,) = (event for event in fleet.store.history("slot:1") if event.event == "action.parked")
+    assert (parked.key, parked.to) == (fleet.action(1).idempotency_key, ActionType.CREATE)
+    assert isinstance(parked.action, Raw)
+    assert bytes(parked.action) == bytes(fleet.pending[1].action)
 
 
 def test_two_parked_actions_are_each_replayed_once_with_their_own_keys_in_slot_order(fleet: Fleet) -> None:
@@ -495,7 +519,8 @@ def test_a_rejection_that_waits_for_proof_is_not_sent_again_by_a_stale_replay(fl
     key = fleet.action(1).idempotency_key
     fleet.sender.send(1, key)
     sends = len(fleet.provider.sends())
-    assert fleet.sender.send(1, key).reason is Reason.KEY_EXPIRED
+    sent = fleet.sender.send(1, key)
+    assert (sent.reason, sent.settled) == (Reason.KEY_EXPIRED, False)
     assert len(fleet.provider.sends()) == sends
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,19 @@ def test_an_attempt_before_the_first_waits_like_the_first() -> None:
 
 def test_a_huge_attempt_waits_the_cap() -> None:
     assert [ceiling_ms(10**power, initial_ms=1, cap_ms=60_000) for power in (6, 30, 400)] == [60_000] * 3
+
+
+def test_the_factor_that_is_given_is_the_one_that_waits_grow_by() -> None:
+    assert delay_ms(3, initial_ms=100, cap_ms=1_000, factor=3.0, generator=Chance(0.999_999)) == 900
+
+
+@pytest.mark.parametrize(("initial", "cap"), [(100, 0), (0, 1_000)])
+def test_a_first_wait_or_a_cap_of_nothing_waits_for_nothing(initial: int, cap: int) -> None:
+    assert [ceiling_ms(attempt, initial_ms=initial, cap_ms=cap) for attempt in (1, 2, 9)] == [0, 0, 0]
+
+
+def test_by_a_factor_of_one_no_wait_grows_however_late_the_attempt() -> None:
+    assert [ceiling_ms(attempt, initial_ms=5, cap_ms=60, factor=1.0) for attempt in (1, 9, 10**400)] == [5, 5, 5]
 
 
 @given(

@@ -28,6 +28,16 @@ def test_within_the_dwell_it_stays_as_it_was() -> None:
     assert observe(LEVELS, on, 0, 1_000) == Switch(on=False, since=1_000)
 
 
+def test_a_level_that_changes_nothing_leaves_the_very_switch() -> None:
+    on = observe(LEVELS, Switch(), 10, 0)
+    assert observe(LEVELS, on, 7, 5_000) is on
+
+
+def test_without_a_dwell_it_may_change_again_at_the_same_moment() -> None:
+    eager = Threshold(start=10, stop=4, dwell_ms=0)
+    assert observe(eager, observe(eager, Switch(), 10, 5), 0, 5) == Switch(on=False, since=5)
+
+
 @given(st.lists(st.tuples(st.sampled_from([0, 3, 4, 5, 9, 10, 11]), st.integers(0, 400)), max_size=60))
 def test_a_signal_around_its_threshold_does_not_flap(signal: list[tuple[int, int]]) -> None:
     switch, now, changes = Switch(), 0, []
@@ -43,7 +53,7 @@ def test_a_signal_around_its_threshold_does_not_flap(signal: list[tuple[int, int
 def test_a_clock_that_jumped_back_waits_one_dwell_at_most() -> None:
     on = observe(LEVELS, Switch(), 10, 7_200_000)
     back = observe(LEVELS, on, 0, 100)
-    assert (back.on, observe(LEVELS, back, 0, 1_100).on) == (True, False)
+    assert (back.on, observe(LEVELS, back, 0, 1_099).on, observe(LEVELS, back, 0, 1_100).on) == (True, True, False)
 
 
 @pytest.mark.parametrize(("start", "stop", "dwell"), [(4, 4, 0), (4, 5, 0), (4, 1, -1)])

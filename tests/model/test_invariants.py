@@ -17,6 +17,7 @@ from controller.model.reason import Reason
 from controller.model.records import (
     INITIALISED,
     MAX_SLOTS,
+    MAX_TROUBLES,
     ActionType,
     Attempt,
     Counters,
@@ -187,6 +188,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("step-range", {"runs": {"r-1": running(steps=(step(timeout_ms=0),))}}),
     ("step-attempts", {"runs": {"r-1": running(steps=(step(attempts=(DONE, replace(DONE, n=3))),))}}),
     ("times", {"runs": {"r-1": running(started_at=NOW - 1)}}),
+    (
+        "times",
+        {
+            "runs": {
+                "r-1": running(),
+                "r-2": run(id="r-2", state=RunState.CANCELLED, reason=Reason.CANCELLED, finished_at=NOW - 1),
+            }
+        },
+    ),
     ("times", {"runs": {"r-1": running(steps=(step(attempts=(replace(DONE, ended_at=NOW - 1),)),))}}),
     ("pending-action", {"pending_actions": {2: PendingAction(action=Raw(b"5"), parked_at=NOW)}}),
     ("pending-key", {"pending_actions": {2: PendingAction(action=tampered(), parked_at=NOW)}}),
@@ -214,6 +224,30 @@ def test_a_sound_document_has_no_violation() -> None:
     assert violations(document()) == ()
 
 
+def test_a_fleet_that_was_just_made_has_no_violation() -> None:
+    new = new_document("f", "l")
+    assert violations(new) == against_history(new, ()) == ()
+
+
+def test_the_least_and_the_most_that_is_allowed_is_allowed() -> None:
+    least = run(id="r-2", created_at=0, max_attempts=1, max_crashes=1, steps=(step(timeout_ms=1, max_attempts=1),))
+    last = {MAX_SLOTS: worker(slot=MAX_SLOTS, run=None, state=WorkerState.READY)}
+    sound = document(
+        runs={**document().runs, "r-2": least},
+        workers={1: worker(), **last},
+        slots={1: Slot(), MAX_SLOTS: Slot()},
+        pending_actions={MAX_SLOTS: PendingAction(action=key_and_bytes(MAX_SLOTS)[1], parked_at=NOW)},
+        troubles=tuple(Trouble(NOW, Reason.UNKNOWN, "x") for _ in range(MAX_TROUBLES)),
+    )
+    assert violations(sound) == ()
+
+
+def test_a_failed_run_whose_step_failed_lacks_nothing_but_its_reason() -> None:
+    failed = run(id="r-2", state=RunState.FAILED, steps=(step(state=StepState.FAILED),))
+    found = violations(document(runs={**document().runs, "r-2": failed}))
+    assert [(violation.id, violation.subject) for violation in found] == [("run-reason", "run:r-2")]
+
+
 @pytest.mark.parametrize(("name", "fields"), CASES)
 def test_each_violation_is_found_by_name(name: str, fields: dict[str, Any]) -> None:
     found = violations(document(**fields))
@@ -236,6 +270,42 @@ def test_history_knows_whose_it_is_and_what_was_handed_out() -> None:
         ),
     )
     assert {violation.id for violation in found} == AGAINST_HISTORY
+    assert {violation.subject for violation in found} == {"fleet", "run:r-1"}
+    assert all(violation.what for violation in found)
+
+
+@pytest.mark.parametrize("assignment", ["a-3", "a-0f-3"])
+def test_history_knows_from_creates_which_assignments_were_handed_out(assignment: str) -> None:
+    made = action.mint(
+        type=ActionType.CREATE,
+        slot=1,
+        serial=1,
+        lineage="l",
+        epoch="",
+        assignment=assignment,
+        generation=1,
+        resources={},
+    )
+    parked = Event(1, 1, NOW, "test", "slot:1", "action.parked", action=made[1])
+    assert [violation.what for violation in against_history(document(), (parked,))] == [
+        "counter assignment is at 2, and history knows 3"
+    ]
+    assert against_history(document(counters=Counters(run=1, sequence=5, assignment=3, serial=5)), (parked,)) == ()
+
+
+def test_an_assignment_that_ends_in_no_number_says_nothing_of_the_counter() -> None:
+    made = action.mint(
+        type=ActionType.CREATE,
+        slot=1,
+        serial=1,
+        lineage="l",
+        epoch="",
+        assignment="mine",
+        generation=1,
+        resources={},
+    )
+    parked = Event(1, 1, NOW, "test", "slot:1", "action.parked", action=made[1])
+    assert against_history(document(), (parked,)) == ()
 
 
 def test_every_check_is_broken_by_some_case() -> None:
@@ -278,6 +348,13 @@ def test_a_touched_run_brings_its_worker_and_a_touched_worker_its_run() -> None:
     draft = Draft(base, now=NOW, command="test")
     draft.runs.put("r-1", run())
     assert Touched.of(base, draft.edit()) == touched(runs=("r-1",), slots=(1,))
+    draft.runs.put("r-2", run(id="r-2"))
+    draft.workers.put(3, worker(slot=3, run=None, state=WorkerState.READY))
+    assert Touched.of(base, draft.edit()) == touched(runs=("r-1", "r-2"), slots=(1, 3))
+    draft = Draft(base, now=NOW, command="test")
+    draft.runs.put("r-2", run(id="r-2"))
+    draft.workers.remove(1)
+    assert Touched.of(base, draft.edit()) == touched(runs=("r-1", "r-2"), slots=(1,))
 
 
 def test_resources_are_compared_only_when_they_changed() -> None:

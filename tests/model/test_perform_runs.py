@@ -67,6 +67,11 @@ class TestClaim:
         assert said.why == "not_available"
         assert said.where == "due in 1 ms (retry_backoff); the current token is 0, held by nobody"
 
+    def test_a_refusal_for_another_reason_names_no_wait(self) -> None:
+        draft = draft_of(run(available_at=NOW + 1, defer_reason=Reason.RETRY_BACKOFF))
+        said = refused(draft, lambda: move_run(draft, "r-1", Trigger.LEASE_EXPIRED, Given()))
+        assert (said.why, said.where) == ("illegal_transition", "the current token is 0, held by nobody")
+
     def test_a_run_whose_cancel_was_requested_is_cancelled_by_the_claim(self) -> None:
         draft = draft_of(run(available_at=NOW + 1))
         request_cancel(draft, "r-1", Reason.WITHDRAWN)
@@ -89,6 +94,12 @@ class TestFence:
         assert "run r-1 is running: all_steps_done refused (not moved to succeeded)" in said.what
         assert said.where == f"token {token} is stale; the current token is 1, held by slot 3 since 22:13:19Z"
         assert said.next == "nothing is lost. Drop this result, or see `controller show r-1`"
+
+    def test_the_holder_of_a_lease_is_named_with_the_time_of_day(self) -> None:
+        midnight = NOW // 86_400_000 * 86_400_000
+        draft = draft_of(running(worker=None, lease=LEASE, started_at=midnight - 1_000))
+        said = refused(draft, lambda: move_run(draft, "r-1", Trigger.ALL_STEPS_DONE, Given(token=2)))
+        assert said.where == "token 2 is stale; the current token is 1, held by alice since 23:59:59Z"
 
     def test_the_right_token_from_another_worker_is_refused(self) -> None:
         draft = draft_of(running(step(state=StepState.SUCCEEDED)))
@@ -122,6 +133,8 @@ class TestFence:
     def test_no_such_run_and_no_such_step_are_not_refusals(self) -> None:
         with pytest.raises(NotFound):
             move_run(draft_of(), "r-1", Trigger.CLAIM, Given(worker=HOLDER))
+        with pytest.raises(NotFound):
+            move_step(draft_of(), "r-1", "main", Trigger.STEP_STARTED, Given(token=1))
         with pytest.raises(NotFound):
             move_step(draft_of(running()), "r-1", "other", Trigger.STEP_STARTED, Given(token=1))
         with pytest.raises(NotFound):
@@ -157,6 +170,22 @@ class TestSuccess:
         assert nobodys.why == "illegal_transition"
         again = refused(draft, lambda: move_run(draft, "r-1", Trigger.OPERATOR_RETRY, Given()))
         assert again.why == "illegal_transition"
+        for said in (mine, stale, nobodys):
+            assert said.what.startswith("run r-1 is succeeded: all_steps_done refused: ")
+
+    def test_a_late_duplicate_hears_which_worker_completed_the_run(self) -> None:
+        stone = Tombstone("r-1", "q", 1, 2, NOW, NOW, RunState.SUCCEEDED, worker=HOLDER)
+        draft = draft_of(finished={"r-1": stone})
+        said = refused(draft, lambda: move_run(draft, "r-1", Trigger.ALL_STEPS_DONE, Given(token=1)))
+        assert said.where == "token 1 is stale; slot 3 completed it with token 2 at 22:13:20Z"
+
+    def test_a_finished_run_refuses_a_cancel(self) -> None:
+        stone = Tombstone("r-1", "q", 1, 2, NOW, NOW, RunState.SUCCEEDED, owner="alice")
+        draft = draft_of(finished={"r-1": stone})
+        said = refused(draft, lambda: request_cancel(draft, "r-1", Reason.CANCELLED))
+        assert said.why == "illegal_transition"
+        assert said.what.startswith("run r-1 is succeeded: cancel_observed refused: ")
+        assert said.where == "alice completed it with token 2 at 22:13:20Z"
 
     def test_a_step_that_has_not_ended_holds_it_back(self) -> None:
         draft = draft_of(running(step(state=StepState.RUNNING)))
@@ -215,6 +244,13 @@ class TestFailure:
             ("attempt_failed", None),
         ]
 
+    def test_the_steps_of_a_failed_life_end_when_its_holder_says(self) -> None:
+        draft = draft_of(running())
+        move_step(draft, "r-1", "main", Trigger.STEP_STARTED, Given(token=1, at=NOW - 9))
+        move_run(draft, "r-1", Trigger.ATTEMPT_FAILED, replace(FAILED, at=NOW - 5))
+        (attempt,) = after(draft).steps[0].attempts
+        assert (attempt.started_at, attempt.ended_at) == (NOW - 9, NOW - 5)
+
     def test_a_failure_without_a_reason_is_refused(self) -> None:
         draft = draft_of(running())
         said = refused(draft, lambda: move_run(draft, "r-1", Trigger.ATTEMPT_FAILED, Given(token=1)))
@@ -255,6 +291,18 @@ class TestLoss:
             (StepState.SKIPPED, Reason.UPSTREAM_FAILED),
         ]
 
+    def test_a_last_loss_that_nobody_explains_is_the_workers(self) -> None:
+        draft = draft_of(running())
+        move_step(draft, "r-1", "main", Trigger.STEP_STARTED, Given(token=1))
+        move_run(draft, "r-1", Trigger.LEASE_EXPIRED, Given(lease_over=True))
+        assert after(draft).steps[0].reason is Reason.WORKER_LOST
+
+    def test_the_steps_of_a_last_loss_say_why_it_was_lost(self) -> None:
+        draft = draft_of(running())
+        move_step(draft, "r-1", "main", Trigger.STEP_STARTED, Given(token=1))
+        move_run(draft, "r-1", Trigger.LEASE_EXPIRED, Given(lease_over=True, reason=Reason.TIMED_OUT))
+        assert after(draft).steps[0].reason is Reason.TIMED_OUT
+
     def test_failures_do_not_spend_crashes(self) -> None:
         draft = draft_of(running(failures=5, max_attempts=9, max_crashes=2))
         assert move_run(draft, "r-1", Trigger.LEASE_EXPIRED, self.OVER).to is RunState.QUEUED
@@ -278,10 +326,13 @@ class TestCancel:
         assert not request_cancel(draft, "r-1", Reason.WITHDRAWN)
         assert events(draft) == [("cancel_requested", None, "running", "running", Reason.CANCELLED)]
         assert (after(draft).cancel_requested_at, after(draft).state) == (NOW, RunState.RUNNING)
+        assert (only_event(draft).subject, only_event(draft).token) == ("run:r-1", 1)
 
     def test_a_run_that_ended_otherwise_refuses_it(self) -> None:
         draft = draft_of(run(state=RunState.FAILED))
-        assert refused(draft, lambda: request_cancel(draft, "r-1", Reason.CANCELLED)).why == "illegal_transition"
+        said = refused(draft, lambda: request_cancel(draft, "r-1", Reason.CANCELLED))
+        assert said.why == "illegal_transition"
+        assert said.what.startswith("run r-1 is failed: cancel_observed refused: ")
         assert not request_cancel(draft_of(run(state=RunState.CANCELLED)), "r-1", Reason.CANCELLED)
 
     def test_a_queued_run_is_cancelled_with_all_its_steps_in_one_draft(self) -> None:

@@ -24,6 +24,7 @@ from controller.model.records import (
     Resource,
     RunState,
     StepState,
+    Tombstone,
     Worker,
     WorkerState,
 )
@@ -98,6 +99,27 @@ class TestSteps:
         move_step(draft, "r-1", "main", Trigger.SHUTDOWN_DRAIN, Given(token=1))
         assert (after(draft).steps[0].state, after(draft).steps[0].attempts) == (StepState.PENDING, ())
 
+    @pytest.mark.parametrize(
+        ("crashes", "cancelled", "to"),
+        [(0, False, StepState.PENDING), (1, False, StepState.FAILED), (0, True, StepState.FAILED)],
+    )
+    def test_a_lost_step_is_given_back_only_if_its_run_outlives_the_loss(
+        self, crashes: int, cancelled: bool, to: StepState
+    ) -> None:
+        draft = draft_of(running(crashes=crashes, max_crashes=2))
+        move_step(draft, "r-1", "main", Trigger.STEP_STARTED, Given(token=1))
+        if cancelled:
+            request_cancel(draft, "r-1", Reason.CANCELLED)
+        lost = Given(token=1, reason=Reason.WORKER_LOST)
+        assert move_step(draft, "r-1", "main", Trigger.LEASE_EXPIRED, lost).to is to
+
+    def test_a_finished_run_refuses_what_is_said_of_its_steps(self) -> None:
+        stone = Tombstone("r-1", "q", 1, 2, NOW, NOW, RunState.SUCCEEDED, owner="alice")
+        draft = draft_of(finished={"r-1": stone})
+        said = refused(draft, lambda: move_step(draft, "r-1", "main", Trigger.STEP_FAILED, Given(token=1)))
+        assert said.why == "stale_lease"
+        assert said.what.startswith("run r-1 is succeeded: step_failed refused: ")
+
     def test_everything_behind_a_failed_step_is_skipped_however_far_and_in_any_order(self) -> None:
         steps = (step("d", "c"), step("c", "b"), step("b", state=StepState.FAILED), step("other"))
         draft = draft_of(running(*steps))
@@ -142,6 +164,7 @@ class TestWorkers:
             ("delete_compute", "deallocated", "compute_removed"),
             ("reset", "compute_removed", None),
         ]
+        assert [(e.key, e.token) for e in subjects[:3]] == [("k", None), (None, None), (None, 1)]
 
     @pytest.mark.parametrize("given", [WorkerGiven(assignment="a-2"), WorkerGiven(generation=2)])
     def test_what_is_said_of_another_worker_moves_nothing(self, given: WorkerGiven) -> None:
@@ -190,6 +213,16 @@ class TestWorkers:
         draft = draft_of(workers={3: worker(WorkerState.CREATING)})
         said = refused(draft, lambda: move_worker(draft, 3, Trigger.SEEN_GONE, WorkerGiven()))
         assert said.why == "illegal_transition"
+
+    def test_a_refusal_says_who_is_in_the_slot(self) -> None:
+        empty = draft_of()
+        nobody = refused(empty, lambda: move_worker(empty, 3, Trigger.RELEASE, WorkerGiven()))
+        assert nobody.what.startswith("the worker of slot 3 is not there: release refused: ")
+        assert nobody.where == "no worker there"
+        free = draft_of(workers={3: worker(WorkerState.READY)})
+        said = refused(free, lambda: move_worker(free, 3, Trigger.RELEASE, WorkerGiven()))
+        assert said.what.startswith("the worker of slot 3 is ready: release refused: ")
+        assert said.where == "assignment a-1, generation 1, holds no run"
 
     def test_a_claim_without_a_run_and_a_create_without_a_name_are_bugs(self) -> None:
         with pytest.raises(ControllerError):

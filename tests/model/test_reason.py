@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from controller.model.reason import EXPLAINED, Reason
-from controller.model.records import RunState, StepState
+from controller.model.records import RunState, StepState, Tombstone
 from controller.model.run import DEFER_REASONS
 from controller.model.views import advice
-from tests.model.drafts import run, step
+from tests.model.drafts import NOW, run, step
 
 
 def test_every_reason_is_explained() -> None:
@@ -67,5 +67,18 @@ def test_what_to_do_about_a_failed_run_follows_from_how_its_step_failed(
     assert "controller submit --id NEW" in told
 
 
-def test_a_run_that_nothing_has_happened_to_needs_no_advice() -> None:
+def test_a_run_that_waits_is_advised_by_why_it_waits() -> None:
+    waiting = run(available_at=NOW, defer_reason=Reason.CREATE_REFUSED)
+    assert advice(waiting) == EXPLAINED[Reason.CREATE_REFUSED].next.replace("RUN", "r-1")
+
+
+def test_only_a_step_that_failed_says_how_a_run_failed() -> None:
+    before = step("a", state=StepState.SUCCEEDED, reason=Reason.COMPLETED)
+    failed = run(before, step("b", state=StepState.FAILED, reason=Reason.TIMED_OUT))
+    told = advice(replace(failed, state=RunState.FAILED, reason=Reason.STEP_FAILED))
+    assert told == EXPLAINED[Reason.TIMED_OUT].next.replace("RUN", "r-1")
+
+
+def test_what_nothing_has_happened_to_or_nothing_explains_needs_no_advice() -> None:
     assert advice(run()) is None
+    assert advice(Tombstone("r-1", "q", 1, 2, NOW, NOW, RunState.SUCCEEDED)) is None

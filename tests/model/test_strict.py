@@ -41,6 +41,8 @@ REFUSED = [
     (b'[{"x":{}},{"b":1,"c":{"b":2},"b":3}]', "'b' twice in one object", 29),
     (b"[NaN]", "NaN is not JSON", 1),
     (b"[1,-Infinity]", "-Infinity is not JSON", 3),
+    (b"[Infinity]", "Infinity is not JSON", 1),
+    (b"{:" + b"[" * MAX_DEPTH, f"nested deeper than {MAX_DEPTH}", MAX_DEPTH + 1),
     (b"[1e999]", "a number beyond a double", 1),
     (b"18446744073709551616", "an integer beyond 64 bits", 0),
     (b"[-9223372036854775809]", "an integer beyond 64 bits", 1),
@@ -80,6 +82,9 @@ def test_lines_count_from_1_and_offsets_in_bytes() -> None:
     with pytest.raises(StrictError) as refusal:
         read('{"\u00e9":1,\n"b":1,\n"b":2}'.encode())
     assert (refusal.value.line, refusal.value.offset) == (3, 16)
+    with pytest.raises(StrictError) as refusal:
+        read(b"\n[1,\nNaN,\n1]\n")
+    assert (refusal.value.line, refusal.value.offset, refusal.value.where) == (3, 5, "test")
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"a":'])

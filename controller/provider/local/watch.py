@@ -21,6 +21,7 @@ from controller.provider.local.places import is_worker_name
 from controller.provider.protocol import News, Pushed
 
 _RESCAN: Final = 0.25
+_LONGEST_END: Final = 1 << 20
 _END = msgspec.json.Decoder(SeenStep)
 
 
@@ -38,7 +39,10 @@ class _Watch:
         try:
             while part := self.connection.recv(1 << 16):
                 *lines, self._begun = (self._begun + part).split(b"\n")
-                ends += [Pushed(self.slot, _END.decode(line)) for line in lines]
+                # One by one: the ends before a line that makes no sense are told.
+                ends.extend(Pushed(self.slot, _END.decode(line)) for line in lines)
+                if len(self._begun) > _LONGEST_END:
+                    return tuple(ends), False
         except BlockingIOError:
             return tuple(ends), True
         except (OSError, msgspec.MsgspecError):
@@ -65,8 +69,8 @@ class Watches:
     def _subscribe(self) -> None:
         try:
             names = os.listdir(self._workers)
-        except FileNotFoundError:
-            return
+        except OSError:
+            return  # there are none yet, or the next look says what is wrong
         for name in names:
             if name not in self._open and is_worker_name(name):
                 try:
