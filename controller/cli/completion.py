@@ -5,6 +5,7 @@ Not promised: an answer. Whatever goes wrong, a shell gets nothing rather than a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -106,6 +107,16 @@ def slots(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Compl
     return [CompletionItem(str(slot)) for slot in _slots(ctx) if str(slot).startswith(incomplete)][:MOST]
 
 
+def directories(_ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The shell itself knows them."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def files(_ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The shell itself knows them."""
+    return [CompletionItem(incomplete, type="file")]
+
+
 def _runs(ctx: click.Context) -> list[tuple[str, str]]:
     document = _call(ctx).store.read().document
     known: list[Run | Tombstone] = [*document.runs.values(), *document.finished.values()]
@@ -123,12 +134,17 @@ def _call(ctx: click.Context) -> Call:
     chosen: Mapping[str, Any] = ctx.find_root().params
     call = Call()
     call.choose(
-        state_dir=chosen.get("state_dir"),
-        config=chosen.get("config"),
+        state_dir=_expanded(chosen.get("state_dir")),
+        config=_expanded(chosen.get("config")),
         lock_timeout_ms=0,
         from_environment=False,
     )
     return call
+
+
+def _expanded(path: str | None) -> str | None:
+    """*path* as the shell will give it to the command; a line that is being typed has it as it was typed."""
+    return None if path is None else os.path.expanduser(os.path.expandvars(path))
 
 
 COMMANDS: Mapping[str, click.Command] = {"completion": completion}

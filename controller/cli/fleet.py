@@ -127,7 +127,7 @@ def _page(status: Status, output: Output) -> Iterator[str]:
     yield from text.pairs(lines)
     for words, what_next in _unsound(integrity, status.revision):
         yield ""
-        yield output.bold(words)
+        yield output.bold(words, wrong=True)
         yield f"next: {what_next}"
     if status.pending_mutations:
         yield ""
@@ -136,7 +136,7 @@ def _page(status: Status, output: Output) -> Iterator[str]:
             yield from (f"  {line}" for line in views.pending_page(to_builtins(pending), times))
     if status.troubles:
         yield ""
-        yield output.bold("troubles, the latest last")
+        yield output.bold("troubles, the latest last", wrong=True)
         for trouble in status.troubles:
             where = "" if trouble.slot is None else f", slot {trouble.slot}"
             key = f" (key {trouble.key[:12]})" if trouble.key else ""

@@ -27,7 +27,10 @@ LAST_REFUSALS = 200
 @click.argument("subject", metavar="[RUN|slot:N]", required=False, shell_complete=completed("subjects"))
 @click.pass_obj
 def history(call: Call, subject: str | None) -> None:
-    """Show every transition, oldest first: of one run or slot, or of everything."""
+    """Show every transition, oldest first: of one run or slot, or of everything.
+
+    Times are always exact, also without --exact-times: this is what other records are compared with.
+    """
     from controller.cli import views
     from controller.model.errors import NotFound
 

@@ -143,7 +143,7 @@ class Output:
             if not isinstance(part, str):
                 yield from part.lines(room=room, color=self.color)
             elif room is None:
-                yield part
+                yield self._telling(part)
             else:
                 from controller.cli.tables import wrapped
 
@@ -153,8 +153,9 @@ class Output:
         """*line*, red where it begins with what is wrong."""
         return telling(line) if self.color and line.startswith(("trouble", "violation")) else line
 
-    def bold(self, text: str) -> str:
-        return painted(text, BOLD) if self.color and not self.json else text
+    def bold(self, text: str, *, wrong: bool = False) -> str:
+        """*text* as a head; red if it heads what is *wrong*."""
+        return painted(text, BOLD + (RED if wrong else "")) if self.color and not self.json else text
 
     def _stdout(self, data: bytes) -> None:
         self.progress("")

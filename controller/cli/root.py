@@ -9,7 +9,7 @@ import click
 
 from controller.cli.call import Call
 from controller.cli.output import Output
-from controller.cli.verb import Duration, help_option
+from controller.cli.verb import Duration, completed, help_option
 from controller.library.settings import environment
 from controller.library.words import meant
 from controller.model.errors import ControllerError, DocumentMissing, Refusal, UsageFault
@@ -148,8 +148,19 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": PREFIX},
 )
-@click.option("--state-dir", metavar="DIR", help="Where the document lives.  [default: ./state]", show_envvar=True)
-@click.option("--config", metavar="FILE", help="The settings.  [default: controller.toml in the state directory]")
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    shell_complete=completed("directories"),
+    help="Where the document lives.  [default: ./state]",
+    show_envvar=True,
+)
+@click.option(
+    "--config",
+    metavar="FILE",
+    shell_complete=completed("files"),
+    help="The settings.  [default: controller.toml in the state directory]",
+)
 @click.option(
     "--lock-timeout",
     type=Duration(zero=True),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from controller.cli.call import Call, absolute
-from controller.cli.verb import Duration, Variable, Verb
+from controller.cli.verb import Duration, Variable, Verb, completed
 from controller.model.errors import UsageFault
 
 if TYPE_CHECKING:
@@ -30,10 +30,20 @@ if TYPE_CHECKING:
 @click.option("--attempts", type=click.IntRange(1, 1_000_000), metavar="N", help="How often it may fail.  [default: 1]")
 @click.option("--timeout", type=Duration(), metavar="D", help="End the command after this long, such as 10m.")
 @click.option("--env", type=Variable(), multiple=True, help="A variable for the command; may be repeated.")
-@click.option("--cwd", metavar="DIR", help="Where it runs.  [default: a scratch directory of the run]")
-@click.option("--file", metavar="FILE|-", help="Take the run, with its steps, from TOML or JSON; - is stdin.")
+@click.option(
+    "--cwd",
+    metavar="DIR",
+    shell_complete=completed("directories"),
+    help="Where it runs.  [default: a scratch directory of the run]",
+)
+@click.option(
+    "--file",
+    metavar="FILE|-",
+    shell_complete=completed("files"),
+    help="Take the run, with its steps, from TOML or JSON; - is stdin.",
+)
 @click.option("--wait", is_flag=True, help="Serve the fleet until it has ended, and show what it writes.")
-@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED, shell_complete=completed("files"))
 @click.pass_obj
 def submit(
     call: Call,

@@ -57,13 +57,13 @@ class Verb(click.Command):
 
 
 def completed(kind: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
-    """What completes an argument: `runs`, `subjects` or `slots`. Imported when a shell asks."""
+    """What completes an argument; *kind* is the name of a function in `completion`, imported when a shell asks."""
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
         from controller.cli import completion
 
-        kinds = {"runs": completion.runs, "subjects": completion.subjects, "slots": completion.slots}
-        return kinds[kind](ctx, parameter, incomplete)
+        found: list[Any] = getattr(completion, kind)(ctx, parameter, incomplete)
+        return found
 
     return complete
 

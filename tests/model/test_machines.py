@@ -181,6 +181,15 @@ def test_the_fence_is_read_before_anything_else(machine: Machine, answers: Ask) 
 
 
 @machines
+def test_whom_the_fence_refuses_hears_where_a_holder_would_have_got(machine: Machine, answers: Ask) -> None:
+    found = answers(machine)
+    for (state, trigger, guards), answer in found.items():
+        if isinstance(answer, Refused) and answer.why is Why.STALE_LEASE:
+            held = found[state, trigger, replace(guards, **{machine.fence or "": True})]
+            assert answer.denied == (held.to if isinstance(held, Moved) else held.denied)
+
+
+@machines
 def test_a_precondition_is_read_before_the_reason(machine: Machine, answers: Ask) -> None:
     found = answers(machine)
     for (state, trigger, guards), answer in found.items():

@@ -129,6 +129,7 @@ class TestFence:
         draft = draft_of(running())
         said = refused(draft, lambda: move_step(draft, "r-1", "main", Trigger.STEP_STARTED, Given(token=2)))
         assert (said.why, said.where.startswith("token 2 is stale")) == ("stale_lease", True)
+        assert said.what.startswith("step main of run r-1 is pending: step_started refused: ")
 
     def test_no_such_run_and_no_such_step_are_not_refusals(self) -> None:
         with pytest.raises(NotFound):
@@ -250,6 +251,11 @@ class TestFailure:
         move_run(draft, "r-1", Trigger.ATTEMPT_FAILED, replace(FAILED, at=NOW - 5))
         (attempt,) = after(draft).steps[0].attempts
         assert (attempt.started_at, attempt.ended_at) == (NOW - 9, NOW - 5)
+
+    def test_the_key_that_a_failure_was_reported_under_is_told(self) -> None:
+        draft = draft_of(running(max_attempts=2))
+        move_run(draft, "r-1", Trigger.ATTEMPT_FAILED, replace(FAILED, key="k"))
+        assert (only_event(draft).key, only_event(draft).detail) == ("k", "exit 7")
 
     def test_a_failure_without_a_reason_is_refused(self) -> None:
         draft = draft_of(running())

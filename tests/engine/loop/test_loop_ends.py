@@ -15,7 +15,6 @@ from controller.model.errors import (
     DocumentCorrupt,
     EditedOutside,
     NotFound,
-    ProviderFailed,
 )
 from controller.model.records import ActionType, Document, WorkerState
 from controller.provider.fake import Before, FakeProvider, Say
@@ -24,7 +23,6 @@ from tests.engine.fleet import LINEAGE, Fleet
 from tests.engine.serving import Gate, Script, Serving, running
 
 CREATE, EXECUTE = ActionType.CREATE, ActionType.EXECUTE
-FAILED = ProviderFailed("the provider is away", where="test")
 
 
 # Its end
