@@ -16,7 +16,7 @@ FREE: Final = ("COMMAND", "DETAIL", "WHY", "REASON", "NEEDS", "WHAT", "MEANING")
 """Columns of running text: the only ones that are cut."""
 TELLING: Final = ("STATE", "OUTCOME", "CLASS")
 """Columns whose words have a meaning that a colour can repeat."""
-SHORTEST: Final = 12
+SHORTEST: Final = 8
 _PAIR: Final = re.compile(r" *[^ ]+(?: [^ ]+)*  +")
 _ESCAPE: Final = re.compile(r"\x1b\[[0-9]*m")
 

@@ -21,7 +21,7 @@ INLINE = re.compile(r"`(controller [^`\n]+)`")
 SHOWN = re.compile(r"^\s*(?:\$ |[-*/0-9 ]*\*  )?(controller .+)$", re.MULTILINE)
 COMMANDS = [
     *("init", "submit", "wait", "reconcile", "run", "replay-pending", "status", "show", "runs", "history", "withdraw"),
-    *("cancel", "retry", "logs", "explain", "drain", "fsck", "doctor", "state accept", "version"),
+    *("cancel", "retry", "logs", "explain", "drain", "fsck", "doctor", "state accept", "completion", "version"),
 ]
 END = "run hello succeeded\n"
 PLACEHOLDERS = {"RUN": "r-1", "CMD": "/bin/true", "COMMAND": "true", "[ARGUMENT...]": "", "N": "1"}

@@ -257,7 +257,7 @@ def test_signals_that_come_at_any_moment_of_a_change_end_it_in_order(controller:
 
 
 def test_two_of_them_and_reconciles_do_each_run_once(local: Controller) -> None:
-    names = [f"r-{number}" for number in range(6)]
+    names = [f"r-{number}" for number in range(4)]
     services = [Service(local) for _ in range(2)]
     for name in names:
         submit(local, name, APPEND)
