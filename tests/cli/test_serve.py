@@ -33,12 +33,12 @@ def test_settings_that_become_impossible_while_the_last_answers_are_awaited_are_
 
     first = call.settings
     monkeypatch.setattr(Controller, "reconciler", refused)
-    service._reconciler().sender.provider.close()  # noqa: SLF001 - no signal can hit that moment for certain
+    service._reconciler().sender.provider.close()
     call.controller.keep_settings(replace(first, source="elsewhere"))
-    service._reconciler().sender.provider.close()  # noqa: SLF001 - as above
+    service._reconciler().sender.provider.close()
     assert call.settings is first
     assert "workers of 'local' live" in capfd.readouterr().err
     service.worked = None
     call.controller.keep_settings(replace(first, source="elsewhere"))
     with pytest.raises(Conflict):
-        service._reconciler()  # noqa: SLF001 - as above
+        service._reconciler()
