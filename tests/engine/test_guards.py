@@ -232,7 +232,7 @@ def test_an_answer_that_nobody_took_is_applied_by_its_sender(fleet: Fleet) -> No
     fleet.submit("a")
     fleet.park()
     sent = offering(fleet.sender, lambda _: None).send(1, fleet.action(1).idempotency_key)
-    assert (sent.settled, fleet.pending) == (True, {})
+    assert (sent.settled, sent.run, fleet.pending) == (True, "a", {})
 
 
 @pytest.mark.parametrize("type_", [ActionType.CREATE, ActionType.EXECUTE])
@@ -326,6 +326,7 @@ def test_an_answer_that_cannot_be_made_durable_stays_parked_and_says_why(
     sent = fleet.sender.send(1, key, parked=entry)
     assert (sent.slot, sent.type, sent.key, sent.run) == (1, ActionType.CREATE, key, "a")
     assert (sent.reason, sent.settled, sent.unsaved) == (Reason.DONE, False, full)
+    assert sent.detail
     assert fleet.pending[1] == entry
 
 

@@ -125,7 +125,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("run-id", {"runs": {"r-1": running(), "-": run(id="-")}}),
     ("run-sequence", {"runs": {"r-1": running(sequence=6)}}),
     ("run-range", {"runs": {"r-1": running(max_attempts=-4)}}),
-    ("run-range", {"runs": {"r-1": running(created_at=-5)}}),
+    ("run-range", {"runs": {"r-1": running(created_at=-1)}}),
     ("run-range", {"runs": {"r-1": running(failures=-1)}}),
     ("worker-generation", {"workers": {1: worker(), 2: worker(slot=2, state=WorkerState.LOST, generation=0)}}),
     ("run-reason", {"runs": {"r-1": running(), "r-2": run(id="r-2", state=RunState.CANCELLED)}}),

@@ -158,6 +158,13 @@ def test_a_refusal_names_both_sides_and_demands_nothing(machine: Machine, answer
 
 
 @machines
+def test_a_refusal_of_what_could_lead_to_one_state_alone_denies_that_one(machine: Machine, answers: Ask) -> None:
+    for (state, trigger, _), answer in answers(machine).items():
+        if isinstance(answer, Refused) and len(machine.legal.get((state, trigger), ())) == 1:
+            assert {answer.denied} == machine.legal[state, trigger]
+
+
+@machines
 def test_a_pair_that_leads_nowhere_is_illegal_or_stale(machine: Machine, answers: Ask) -> None:
     events = {trigger for _, trigger in machine.legal}
     for (state, trigger, guards), answer in answers(machine).items():

@@ -97,9 +97,9 @@ class TestFence:
 
     def test_the_holder_of_a_lease_is_named_with_the_time_of_day(self) -> None:
         midnight = NOW // 86_400_000 * 86_400_000
-        draft = draft_of(running(worker=None, lease=LEASE, started_at=midnight - 1_000))
+        draft = draft_of(running(worker=None, lease=LEASE, started_at=midnight + 3_600_000))
         said = refused(draft, lambda: move_run(draft, "r-1", Trigger.ALL_STEPS_DONE, Given(token=2)))
-        assert said.where == "token 2 is stale; the current token is 1, held by alice since 23:59:59Z"
+        assert said.where == "token 2 is stale; the current token is 1, held by alice since 01:00:00Z"
 
     def test_the_right_token_from_another_worker_is_refused(self) -> None:
         draft = draft_of(running(step(state=StepState.SUCCEEDED)))
