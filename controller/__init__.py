@@ -7,11 +7,11 @@
         (ended,) = fleet.wait(run.id)
 
 Start reading at `store.file` (lock, fence and compare-and-swap), `engine.pending` (the life of a provider mutation) and
-`model.run`, `model.step`, `model.worker` (one machine each). Data flows one way: cli, library, engine, store and
+`model.run`, `model.step`, `model.worker` (one machine each). Data flows one way: cli, api, engine, store and
 provider, model.
 
 Where the design left a choice, it was made so:
-- the library is a layer of its own between commands and engine, since programs need settings and provider as well;
+- the library is a layer of its own, `api`, between commands and engine: programs need settings and provider as well;
 - exceptions live in `model.errors`, below everything that raises them; process identity in `model.process` and
   `provider.process`, since both the local and the command provider, and whoever replays after them, need it;
 - facts are told to the machines in `engine.fold`, `engine.outcomes` and `engine.looks`, apart from `engine.pending`, so
@@ -35,7 +35,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from controller.library.public import (
+    from controller.api.public import (
         AlreadyThere,
         Busy,
         Conflict,
@@ -92,6 +92,6 @@ def __getattr__(name: str) -> Any:
     """Names of the library, imported when they are asked for: commands import this package too, and start fast."""
     if name not in __all__:
         raise AttributeError(f"module 'controller' has no attribute {name!r}")
-    from controller.library import public
+    from controller.api import public
 
     return getattr(public, name)

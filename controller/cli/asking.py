@@ -18,6 +18,7 @@ from controller.engine.reconcile import Reconciler
 from controller.engine.report import Report
 from controller.model.action import action_of
 from controller.model.errors import ControllerError
+from controller.model.reason import Reason
 from controller.model.records import Document, PendingAction
 
 INTERRUPTED = 130
@@ -170,6 +171,16 @@ def sent_words(sent: Sent) -> str:
     whom = f" for run {sent.run}" if sent.run else ""
     detail = shown(_words(sent))
     return f"{kind}{whom}: {sent.reason.value}" + (f", {detail}" if detail else "")
+
+
+def is_fine(sent: Sent) -> bool:
+    """Whether a send needs nobody's attention: it is done, or in progress."""
+    return sent.unsaved is None and sent.reason in (Reason.DONE, Reason.PENDING)
+
+
+def trouble_words(error: ControllerError) -> str:
+    """A trouble that ends nothing, in one line."""
+    return f"trouble: {shown(error.what)}" + (f"; next: {shown(error.next)}" if error.next else "")
 
 
 def _words(sent: Sent) -> str:

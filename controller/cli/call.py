@@ -9,15 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from controller.api.settings import Settings, absolute, environment, is_set
 from controller.cli.output import Output
 from controller.clock import SystemClock
-from controller.library.settings import Settings, environment, is_set
 from controller.model.errors import UsageFault
 
 if TYPE_CHECKING:
+    from controller.api.handle import Controller
     from controller.cli.text import Times
     from controller.engine.queue import Context
-    from controller.library.handle import Controller
     from controller.store.file import FileStore
 
 STATE_DIR_VARIABLE = "CONTROLLER_STATE_DIR"
@@ -72,7 +72,7 @@ class Call:
     @cached_property
     def controller(self) -> Controller:
         """The library's view of the same directory: what the commands are a thin layer over."""
-        from controller.library.handle import Controller
+        from controller.api.handle import Controller
 
         return Controller(
             self.state_dir,
@@ -169,13 +169,3 @@ class Call:
         return (
             chosen and not environment("NO_COLOR") and environment("TERM") != "dumb" and os.isatty(1) and os.isatty(2)
         )
-
-
-def absolute(path: str) -> Path:
-    """*path* from the root. Links are not followed: the name that was typed is the name that is shown."""
-    try:
-        return Path(os.path.abspath(path))
-    except FileNotFoundError:
-        raise UsageFault(
-            "the current directory is gone", where=path, next="change to one that exists, or give an absolute path"
-        ) from None

@@ -18,9 +18,9 @@ from click.shell_completion import (
     split_arg_string,
 )
 
+from controller.api.settings import environment
 from controller.cli.call import Call
 from controller.cli.verb import Verb
-from controller.library.settings import environment
 from controller.model.records import Run, Tombstone
 
 MOST = 200

@@ -13,7 +13,7 @@ from controller.cli.output import Output
 from controller.cli.verb import Verb
 
 if TYPE_CHECKING:
-    from controller.library.doctor import Check
+    from controller.api.doctor import Check
 
 TROUBLE = 5
 
@@ -28,8 +28,8 @@ def doctor(call: Call) -> int:
 
     Exit 0 when nothing failed, warnings or not; 5 when something did, even where other commands would say 3, 7 or 8.
     """
-    from controller.library.doctor import Doctor
-    from controller.library.host import State, worst
+    from controller.api.doctor import Doctor
+    from controller.api.host import State, worst
 
     # As an interrupt does, an end must end the provider program that is being asked.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

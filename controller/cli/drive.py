@@ -194,6 +194,7 @@ def drain(call: Call, everything: bool, off: bool, parallelism: int) -> int:
 def _empty(call: Call, reconciler: Reconciler, changed: bool) -> int:
     """Reconcile until no worker is left, whatever trouble there is on the way; only what no waiting mends ends it."""
     from controller.cli.asking import exit_of, report_page, report_whole, stopping
+    from controller.engine.report import helpless
 
     pause = PAUSES[0]
     said = ""
@@ -204,7 +205,7 @@ def _empty(call: Call, reconciler: Reconciler, changed: bool) -> int:
             code = exit_of(report, document)
             if not document.workers or not document.draining or report.interrupted or code in HOPELESS:
                 break
-            if _stuck(document, report):
+            if helpless(document, report.stuck).issuperset(document.workers):
                 break
             said = _tell_left(call, document, report, said)
             pause = PAUSES[0] if report.sent else min(2 * pause, PAUSES[1])
@@ -233,14 +234,6 @@ def _tell_left(call: Call, document: Document, report: Report, said: str) -> str
     if now != said:
         call.output.note(now)
     return now
-
-
-def _stuck(document: Document, report: Report) -> bool:
-    """Only workers are left that waiting does not help: an operator has to settle those."""
-    from controller.model.reason import Reason
-
-    refused = {n for n, entry in document.pending_actions.items() if entry.last_reason is Reason.IDENTITY_REFUSED}
-    return refused.union(report.stuck).issuperset(document.workers)
 
 
 COMMANDS: Mapping[str, click.Command] = {

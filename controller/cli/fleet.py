@@ -29,17 +29,8 @@ def status(call: Call, live: bool) -> None:
     """Show where the fleet stands: runs, workers, pending mutations, trouble. Exits 0 whatever it tells."""
     from msgspec import to_builtins
 
-    from controller.engine.status import LAST_REFUSALS, build, flights_of
-
-    snapshot = call.store.read()
     settings, fault = call.readable_settings
-    answer = build(
-        snapshot,
-        slots=settings.policy.slots,
-        flights=flights_of(call.store, snapshot.document.pending_actions),
-        refusals=call.store.refusals(LAST_REFUSALS),
-        now=call.clock.now_ms(),
-    )
+    answer = call.controller.status(slots=settings.policy.slots)
     body = {**to_builtins(answer), "config_fault": call.output.fault(fault)}
     page: Iterable[str | Table] = _page(answer, call.output)
     if live:

@@ -195,7 +195,7 @@ def _explain_code(call: Call, code: str | None) -> None:
         return
     found = known.get(code)
     if found is None:
-        from controller.library.words import meant
+        from controller.api.words import meant
         from controller.model.errors import NotFound
 
         raise NotFound(f"there is no code {code!r}{meant(code, known)}", next="controller explain reason")

@@ -33,8 +33,8 @@ def logs(call: Call, run: str, step: str | None, follow: bool, every: bool) -> i
     files are. Only the local provider keeps logs here. --follow shows every attempt, and only reads: something else has
     to serve the fleet, such as `controller run`.
     """
+    from controller.api.following import logs_of, read_from
     from controller.engine.queue import find
-    from controller.library.following import logs_of, read_from
 
     if follow and call.output.json:
         raise UsageFault("--follow has no end to answer at", where="--follow --json", next="leave one of them out")
@@ -72,13 +72,14 @@ def logs(call: Call, run: str, step: str | None, follow: bool, every: bool) -> i
 
 def _follow(call: Call, run: Run | Tombstone, step: str | None) -> int:
     """Write what is there and what comes, until the run has ended or nobody reads any more."""
+    from controller.api.following import logs_of
+    from controller.api.waiting import all_ended
     from controller.cli.waiting import Writer, is_abandoned
     from controller.engine.reconcile import SHORTEST_WAIT
-    from controller.library.following import logs_of
-    from controller.library.waiting import ENDED, all_ended
+    from controller.model.run import is_terminal
 
     kept_here = call.readable_settings[0].provider.kind != "command"
-    if (not kept_here or run.state in ENDED) and not logs_of(call.state_dir, run.id, ()):
+    if (not kept_here or is_terminal(run.state)) and not logs_of(call.state_dir, run.id, ()):
         raise _none(call, run)
     gc.enable()  # a question is quick and does without; this one stays
     writer = Writer(call, {run.id: run}, step=step)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from controller.api.settings import environment
 from controller.cli.text import BOLD, RED, painted, shown, telling
-from controller.library.settings import environment
 from controller.model.errors import (
     Busy,
     ControllerError,

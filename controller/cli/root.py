@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import click
 
+from controller.api.settings import environment
+from controller.api.words import meant
 from controller.cli.call import Call
 from controller.cli.output import Output
 from controller.cli.verb import Duration, completed, help_option
-from controller.library.settings import environment
-from controller.library.words import meant
 from controller.model.errors import ControllerError, DocumentMissing, Refusal, UsageFault
 
 PREFIX = "CONTROLLER"

@@ -90,11 +90,9 @@ def runs(call: Call, state: str | None, limit: int) -> None:
 @click.pass_obj
 def withdraw(call: Call, run_id: str) -> None:
     """Cancel a queued run that no worker ever took."""
-    from controller.engine.queue import withdraw as take_back
-
     run_id = run_of(run_id)
     call.subject = f"run:{run_id}"
-    take_back(call.context, run_id)
+    call.controller.withdraw(run_id)
     body = {"run": run_id, "state": "cancelled", "reason": "withdrawn"}
     call.output.answer("withdraw", body, [f"run {run_id} is cancelled: withdrawn"])
 
@@ -104,11 +102,9 @@ def withdraw(call: Call, run_id: str) -> None:
 @click.pass_obj
 def retry(call: Call, run: str) -> None:
     """Queue a failed or cancelled run again: steps that succeeded are kept, every other starts anew."""
-    from controller.engine.queue import retry as again
-
     run_id = run_of(run)
     call.subject = f"run:{run_id}"
-    again(call.context, run_id)
+    call.controller.retry(run_id)
     page = [f"run {run_id} is queued again", "next: controller reconcile --apply"]
     call.output.answer("retry", {"run": run_id, "state": "queued"}, page)
 

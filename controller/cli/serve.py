@@ -15,10 +15,10 @@ from controller.cli.verb import Duration, Verb, parallelism_option
 from controller.model.errors import Conflict, ControllerError
 
 if TYPE_CHECKING:
+    from controller.api.settings import Settings
     from controller.engine.loop import Loop
     from controller.engine.reconcile import Reconciler
     from controller.engine.report import Report
-    from controller.library.settings import Settings
 
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -134,21 +134,18 @@ class _Service:
 
     def tell(self, report: Report) -> None:
         """Say what a turn did, on stderr: stdout is for the answer."""
-        from controller.cli.asking import end_words, sent_words
-        from controller.cli.text import shown
-        from controller.model.reason import Reason
+        from controller.cli.asking import end_words, is_fine, sent_words, trouble_words
 
-        fine = (Reason.DONE, Reason.PENDING)
         output = self.call.output
         self.sent += len(report.sent)
         self.ended.update(ended.state for ended in report.ended)
         for sent in report.sent:
-            say = output.note if sent.unsaved is None and sent.reason in fine else output.warn
+            say = output.note if is_fine(sent) else output.warn
             say(f"slot {sent.slot}: {sent_words(sent)}")
         for ended in report.ended:
             output.note(f"run {ended.run} {end_words(ended)}")
         for error in report.errors:
-            output.warn(f"trouble: {shown(error.what)}" + (f"; next: {shown(error.next)}" if error.next else ""))
+            output.warn(trouble_words(error))
 
 
 @contextmanager

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import click
 
+from controller.api import options
+from controller.api import settings as config
 from controller.cli.call import Call
 from controller.cli.verb import Verb
-from controller.library import options
-from controller.library import settings as config
 from controller.model.errors import UsageFault
 from controller.model.records import MAX_SLOTS, is_id
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from controller.cli.call import Call, absolute
+from controller.api.settings import absolute
+from controller.cli.call import Call
 from controller.cli.verb import Duration, Variable, Verb, completed
 from controller.model.errors import UsageFault
 
@@ -58,8 +59,8 @@ def submit(
 ) -> int:
     """Queue a command, or the steps in a file, and print the id of its run.
 
-    It is accepted, durably, once its id is printed; a worker takes it at the next reconcile. What stands after -- is
-    the command and its arguments, as they are: there is no shell.
+    It is accepted, durably, once its id is printed; a worker takes it at the next reconcile, or at once under
+    `controller run`. What stands after -- is the command and its arguments, as they are: there is no shell.
 
     A file holds id, attempts and [[steps]], each with name, argv and, if wanted, needs, env, cwd (from where the file
     is), timeout and attempts (within one life of the run). A step runs once all that it needs have succeeded; what
@@ -87,9 +88,7 @@ def submit(
             )
         submission = _from_file(file, id, attempts)
     call.subject = "fleet" if submission.id is None else f"run:{submission.id}"
-    from controller.engine.queue import submit as add
-
-    (submitted,) = add(call.context, [submission])
+    (submitted,) = call.controller.add([submission])
     if not submitted.created:
         call.output.note(f"run {submitted.run} was submitted before, with the same content")
     if wait:
@@ -109,8 +108,8 @@ def _command(
     cwd: str | None,
     argv: tuple[str, ...],
 ) -> Submission:
+    from controller.api.graph import STEP
     from controller.engine.queue import Submission
-    from controller.library.graph import STEP
     from controller.model.records import Step
 
     if not argv:
@@ -130,7 +129,7 @@ def _from_file(path: str, run_id: str | None, attempts: int | None) -> Submissio
     """The run in the file, with what the command line chose of it. Raises UsageFault."""
     import sys
 
-    from controller.library.graph import MOST_BYTES, read
+    from controller.api.graph import MOST_BYTES, read
 
     if path == "":
         raise UsageFault("an empty path", where="--file", next="give a file, or - for stdin")

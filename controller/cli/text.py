@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from controller.library.words import UNITS
+from controller.api.words import UNITS
 
 BOLD, RED, GREEN, YELLOW, DIM = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[2m"
 _PLAIN = "\x1b[0m"

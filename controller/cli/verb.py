@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from controller.api.handle import PARALLELISM
+from controller.api.options import DURATIONS, parse_duration
 from controller.cli.call import Call
-from controller.library.options import DURATIONS, parse_duration
 from controller.model.errors import UsageFault
 from controller.model.records import MAX_SLOTS, is_id
 
@@ -89,7 +90,7 @@ def _help(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 parallelism_option = click.option(
     "--parallelism",
     type=click.IntRange(1, 256),
-    default=8,
+    default=PARALLELISM,
     show_default=True,
     metavar="N",
     help="Provider calls at once, each for another slot.",

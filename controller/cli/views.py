@@ -11,11 +11,11 @@ from typing import Any
 
 from msgspec import UNSET, Raw, Struct, to_builtins
 
+from controller.api.words import spelled
 from controller.cli import text
 from controller.cli.drawing import drawing
 from controller.cli.tables import Facts, Table, table
 from controller.cli.text import Times, shown
-from controller.library.words import spelled
 from controller.model.action import decode
 from controller.model.errors import BrokenAction
 from controller.model.reason import EXPLAINED, Reason

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from controller.api.handle import PARALLELISM
 from controller.cli.call import Call
 from controller.cli.verb import Duration, Verb, completed, parallelism_option, run_of
 
@@ -53,14 +54,15 @@ def follow_to_end(
     plain: bool = False,
     timeout: float | None = None,
     drive: bool = True,
-    parallelism: int = 8,
+    parallelism: int = PARALLELISM,
 ) -> int:
     """Wait for runs and tell how they ended: on stdout if *plain* or with --json, else stdout is for what they write.
 
     Returns the exit code. Raises NotFound, Conflict, StillRunning, Stuck, NotDurable, DocumentFault.
     """
-    from controller.library.waiting import ENDED, all_ended, served
+    from controller.api.waiting import all_ended, served
     from controller.model.errors import NotDurable, Stuck
+    from controller.model.run import is_terminal
 
     document = call.store.read().document
     found = _found(document, run_ids)
@@ -76,7 +78,7 @@ def follow_to_end(
         call.output.warn(f"nothing is lost; next: controller wait {' '.join(run_ids)}")
         raise
     _tell_ends(call, ended, plain=plain)
-    left = [run for run in ended if run.state not in ENDED]
+    left = [run for run in ended if not is_terminal(run.state)]
     if left:
         from controller.cli.root import INTERRUPTED
 
@@ -102,7 +104,7 @@ def _left(left: Sequence[Run | Tombstone]) -> str:
 def _wait(
     call: Call, run_ids: Sequence[str], timeout: float | None, *, drive: bool, parallelism: int
 ) -> tuple[Run | Tombstone, ...]:
-    from controller.library.waiting import serve_until_ended, watch_until_ended
+    from controller.api.waiting import serve_until_ended, watch_until_ended
 
     notes = _Notes(call, run_ids)
     if drive:
@@ -135,13 +137,13 @@ def _watching() -> Iterator[Stop]:
 def _tell_ends(call: Call, ended: Sequence[Run | Tombstone], *, plain: bool) -> None:
     from controller.cli.text import shown
     from controller.cli.views import run_row
-    from controller.library.waiting import ENDED
     from controller.model.records import Run as Live
+    from controller.model.run import is_terminal
     from controller.model.views import advice
 
     lines: list[str] = []
     for run in ended:
-        if run.state not in ENDED:
+        if not is_terminal(run.state):
             continue
         error = run.last_error if isinstance(run, Live) else None
         detail = f": {shown(error)}" if error else ""
@@ -168,19 +170,10 @@ class _Notes:
         self._said: set[str] = set()
 
     def tell(self, report: Report) -> None:
-        from controller.cli.asking import sent_words
-        from controller.cli.text import shown
-        from controller.model.reason import Reason
+        from controller.cli.asking import is_fine, sent_words, trouble_words
 
-        lines = [
-            f"trouble: slot {sent.slot}: {sent_words(sent)}"
-            for sent in report.sent
-            if sent.unsaved is not None or sent.reason not in (Reason.DONE, Reason.PENDING)
-        ]
-        lines += [
-            f"trouble: {shown(error.what)}" + (f"; next: {shown(error.next)}" if error.next else "")
-            for error in report.errors
-        ]
+        lines = [f"trouble: slot {sent.slot}: {sent_words(sent)}" for sent in report.sent if not is_fine(sent)]
+        lines += [trouble_words(error) for error in report.errors]
         for line in lines:
             if line not in self._said:
                 self._call.output.warn(line)
@@ -248,7 +241,7 @@ class Writer:
     """Copies what runs write to stdout, and says on stderr where it comes from when that changes."""
 
     def __init__(self, call: Call, runs: Mapping[str, Run | Tombstone], *, step: str | None = None) -> None:
-        from controller.library.following import Following
+        from controller.api.following import Following
 
         self._call = call
         self._several = len(runs) > 1

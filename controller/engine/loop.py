@@ -150,6 +150,11 @@ class Loop:
         self._planned = None
 
     @property
+    def seen(self) -> Document | None:
+        """The document as the last turn saw it; None before the first."""
+        return self._seen
+
+    @property
     def _is_ending(self) -> bool:
         return self._leaving or bool(self.reconciler.stop)
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from controller.engine.pending import Ended, Sent, ended_in
 from controller.engine.planner import Parked, Plan
 from controller.model.errors import ControllerError, SlotBusy
 from controller.model.reason import Reason
 from controller.model.records import Document
+
+
+def helpless(document: Document, stuck: Collection[int]) -> frozenset[int]:
+    """Slots that no send or look helps before an operator has settled them; *stuck* is what a report says of that."""
+    refused = {n for n, entry in document.pending_actions.items() if entry.last_reason is Reason.IDENTITY_REFUSED}
+    return frozenset(refused.union(stuck))
 
 
 class Report:

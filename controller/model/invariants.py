@@ -23,6 +23,7 @@ from controller.model.records import (
     MAX_TROUBLES,
     SCHEMA,
     SENTINEL,
+    TERMINAL,
     ActionType,
     Document,
     Event,
@@ -34,8 +35,6 @@ from controller.model.records import (
     WorkerState,
     is_id,
 )
-
-TERMINAL_RUN = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED})
 
 AT_REST = frozenset({"times"})
 
@@ -192,7 +191,7 @@ def _run(document: Document, name: str, run: Run) -> Iterator[Violation]:
         what = f"sequence {run.sequence} was never handed out; the counter is at {document.counters.sequence}"
         yield Violation("run-sequence", subject, what)
     yield from _ranges(subject, run)
-    if run.state in TERMINAL_RUN:
+    if run.state in TERMINAL:
         yield from _ended(subject, run)
     if run.available_at is not None and run.defer_reason is None:
         yield Violation("run-defer-reason", subject, "deferred without a reason")

@@ -39,6 +39,10 @@ class RunState(StrEnum):
     CANCELLED = "cancelled"
 
 
+TERMINAL: Final = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED})
+"""States that a run leaves by an operator's retry alone."""
+
+
 class StepState(StrEnum):
     PENDING = "pending"
     RUNNING = "running"

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from controller.model.reason import Reason
-from controller.model.records import RunState, Step, StepState
+from controller.model.records import TERMINAL, RunState, Step, StepState
 from controller.model.transition import (
     CancelSteps,
     ClearDefer,
@@ -202,7 +202,7 @@ def parse_run_state(text: str) -> RunState | Refused:
 
 
 def is_terminal(state: RunState) -> bool:
-    return state in (RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED)
+    return state in TERMINAL
 
 
 def is_active(state: RunState) -> bool:

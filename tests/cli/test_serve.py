@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from controller.api.handle import Controller
 from controller.cli.call import Call
 from controller.cli.output import Output
 from controller.cli.serve import _Service
 from controller.engine.reconcile import Reconciler
-from controller.library.handle import Controller
 from controller.model.errors import Conflict
 
 

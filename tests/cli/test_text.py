@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from controller.api import words
 from controller.cli import tables, text
-from controller.library import words
 
 
 @pytest.mark.parametrize(

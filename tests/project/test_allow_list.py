@@ -107,7 +107,7 @@ def test_the_model_reaches_nothing_outside_the_process(module: str) -> None:
 
 def test_a_finding_says_where_what_and_where_its_home_is() -> None:
     (line,) = said("import os\n\nHOME = os.environ['HOME']\n")
-    assert line.startswith(f"{ELSEWHERE}:3: os.environ: its home is controller/library/settings.py (")
+    assert line.startswith(f"{ELSEWHERE}:3: os.environ: its home is controller/api/settings.py (")
 
 
 def test_it_exits_non_zero_with_a_line_for_each_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

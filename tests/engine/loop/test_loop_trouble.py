@@ -190,6 +190,8 @@ def test_a_wait_that_fails_in_a_way_nobody_foresaw_leaves_looks(fleet: Fleet, mo
         yield serving.succeeded("a")
 
     serving.serve(script())
+    assert serving.asked("inventory") > 1, "looks go on"
+    assert any("ZeroDivisionError" in trouble for trouble in serving.troubles), "and it is told"
 
 
 def test_a_send_that_fails_in_a_way_nobody_foresaw_stays_parked_and_is_tried_again(fleet: Fleet) -> None:
@@ -225,6 +227,7 @@ def test_a_moment_that_passes_while_it_is_looked_at_crashes_nothing(
         yield serving.succeeded("a")
 
     serving.serve(script())
+    assert serving.troubles == []
 
 
 # Rest

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from controller.api.options import DURATIONS, LONGEST_MS, parse_duration
+from controller.api.settings import absolute
+from controller.api.words import meant
 from controller.engine.queue import Submission
-from controller.library.options import DURATIONS, LONGEST_MS, parse_duration
-from controller.library.words import meant
 from controller.model.errors import StrictError, UsageFault
 from controller.model.graph import misfit, quoted
 from controller.model.records import Step, is_id
@@ -152,7 +153,7 @@ def _step(content: object, where: str, base: Path) -> Step:
         argv=_read(content, "argv", (), _words, where),
         needs=_read(content, "needs", (), _names, where),
         env=_read(content, "env", {}, _env, where),
-        cwd=None if cwd is None else os.path.abspath(base / cwd),
+        cwd=None if cwd is None else str(absolute(base / cwd)),
         timeout_ms=_read(content, "timeout", None, _timeout, where),
         max_attempts=_read(content, "attempts", 1, _attempts, where),
     )

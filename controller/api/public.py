@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from controller.api.graph import submission
+from controller.api.handle import Controller
 from controller.engine.queue import Submission
 from controller.engine.report import Report
 from controller.engine.status import Status
-from controller.library.graph import submission
-from controller.library.handle import Controller
 from controller.model.errors import (
     AlreadyThere,
     Busy,

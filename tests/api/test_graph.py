@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from controller.api.graph import MOST_BYTES, read, submission
 from controller.engine.queue import Context, Submission, content_of, submit
-from controller.library.graph import MOST_BYTES, read, submission
 from controller.model.errors import UsageFault
 from controller.model.graph import GIVEN_VARIABLES, MAX_STEPS, Misfit, cycle, misfit
 from controller.model.records import Step

@@ -13,11 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from controller.api.settings import Settings, absolute, check_provider, load
 from controller.clock import Clock, SystemClock
-from controller.library.settings import Settings, check_provider, load
 
 if TYPE_CHECKING:
-    from controller.engine.queue import Context, Submission
+    from controller.engine.queue import Context, Submission, Submitted
     from controller.engine.reconcile import Reconciler
     from controller.engine.report import Report
     from controller.engine.status import Status
@@ -67,9 +67,9 @@ class Controller:
         Raises AlreadyThere for a directory that shows any sign of an earlier life, UsageFault for a setting that cannot
         be meant.
         """
+        from controller.api.options import template
+        from controller.api.settings import parse
         from controller.engine.chance import new_lineage
-        from controller.library.options import template
-        from controller.library.settings import parse
         from controller.model.errors import UsageFault
         from controller.model.records import is_id
         from controller.provider.process import own_identity
@@ -77,7 +77,7 @@ class Controller:
 
         if not is_id(fleet):
             raise UsageFault(f"not a name for a fleet: {fleet!r}", next="use letters, digits, '.', '_' and '-'")
-        made = cls(_absolute(path), lock_timeout=lock_timeout)
+        made = cls(absolute(path), lock_timeout=lock_timeout)
         text = template(slots, "command" if provider_command else "local", tuple(provider_command))
         parse(text, str(made.config_path))
         initialise(
@@ -104,7 +104,7 @@ class Controller:
 
         Raises DocumentFault, and UsageFault for settings that cannot be meant: nothing is made or guessed.
         """
-        opened = cls(_absolute(path), config=None if config is None else _absolute(config), lock_timeout=lock_timeout)
+        opened = cls(absolute(path), config=None if config is None else absolute(config), lock_timeout=lock_timeout)
         opened.store.read()
         opened.settings  # noqa: B018 - what is wrong with them is said now, not at the first use
         return opened
@@ -128,14 +128,17 @@ class Controller:
 
         return find(self.store.read().document, run)
 
-    def status(self) -> Status:
-        """Where the fleet stands, as `controller status --json` tells it. Takes no lock and asks no provider."""
+    def status(self, *, slots: int | None = None) -> Status:
+        """Where the fleet stands, as `controller status --json` tells it. Takes no lock and asks no provider.
+
+        *slots*: how many are configured, for whoever cannot read the settings.
+        """
         from controller.engine.status import LAST_REFUSALS, build, flights_of
 
         snapshot = self.store.read()
         return build(
             snapshot,
-            slots=self.settings.policy.slots,
+            slots=self.settings.policy.slots if slots is None else slots,
             flights=flights_of(self.store, snapshot.document.pending_actions),
             refusals=self.store.refusals(LAST_REFUSALS),
             now=self.clock.now_ms(),
@@ -163,7 +166,7 @@ class Controller:
 
         Raises UsageFault for what cannot be run, Conflict for an *id* with other content.
         """
-        from controller.library.graph import submission
+        from controller.api.graph import submission
 
         wanted = submission(argv, steps=steps, id=id, attempts=attempts, env=env, cwd=cwd, timeout=timeout)
         (run,) = self.submit_many([wanted])
@@ -171,11 +174,17 @@ class Controller:
 
     def submit_many(self, submissions: Iterable[Submission]) -> tuple[Run | Tombstone, ...]:
         """Queue several runs in one commit, all or none. `controller.submission` makes what this takes."""
-        from controller.engine.queue import find, submit
+        from controller.engine.queue import find
 
-        answers = submit(self.context, tuple(submissions))
+        answers = self.add(submissions)
         document = self.store.read().document
         return tuple(find(document, answer.run) for answer in answers)
+
+    def add(self, submissions: Iterable[Submission]) -> tuple[Submitted, ...]:
+        """As `submit_many`, but answers with each run's id and whether it is new."""
+        from controller.engine.queue import submit
+
+        return submit(self.context, tuple(submissions))
 
     def cancel(self, run: str) -> Run | Tombstone:
         """Cancel a run: at once if it is queued; else its worker is asked to end its step, and is given a moment.
@@ -226,7 +235,7 @@ class Controller:
         Raises StillRunning after *timeout* seconds: the runs go on, and may be waited for again. Raises NotFound, and
         Conflict for a run that the fleet does not serve.
         """
-        from controller.library.waiting import serve_until_ended
+        from controller.api.waiting import serve_until_ended
 
         with self.driving(parallelism=parallelism) as reconciler:
             return serve_until_ended(reconciler, runs, timeout=timeout)
@@ -244,10 +253,10 @@ class Controller:
 
     def reconciler(self, *, parallelism: int = PARALLELISM) -> Reconciler:
         """The engine over this store, these settings and their provider, which the caller must close."""
+        from controller.api.providers import provider_of
         from controller.engine.pending import Sender
         from controller.engine.planner import Ground
         from controller.engine.reconcile import Reconciler
-        from controller.library.providers import provider_of
 
         settings = self.settings
         provider = provider_of(settings, self.store.read().document, self.state_dir, self.clock)
@@ -290,7 +299,3 @@ class Controller:
         from controller.engine.queue import Context
 
         return Context(self.store, self.clock, self.command, self.lock_timeout)
-
-
-def _absolute(path: str | os.PathLike[str]) -> Path:
-    return Path(os.path.abspath(path))

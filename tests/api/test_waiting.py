@@ -9,10 +9,10 @@ from typing import NoReturn
 import pytest
 from msgspec.structs import replace
 
+from controller.api.waiting import serve_until_ended, watch_until_ended
 from controller.engine.queue import cancel, set_draining
 from controller.engine.reconcile import Stop
 from controller.engine.report import Report
-from controller.library.waiting import serve_until_ended, watch_until_ended
 from controller.model.errors import Conflict, NotDurable, NotFound, ProviderFailed, StillRunning, StorageFailed, Stuck
 from controller.model.records import ActionType, Document
 from controller.provider.fake import DoThenLose, FakeProvider, Later, LoseUndone, Say

@@ -19,11 +19,11 @@ from typing import Any, cast
 
 import pytest
 
+from controller.api import configured, host
+from controller.api.doctor import Check, Doctor, judged
+from controller.api.host import Finding, State
+from controller.api.settings import ProviderSettings, Settings
 from controller.clock import Clock, FakeClock, SystemClock
-from controller.library import configured, host
-from controller.library.doctor import Check, Doctor, judged
-from controller.library.host import Finding, State
-from controller.library.settings import ProviderSettings, Settings
 from controller.model.errors import ProviderFailed
 from controller.model.process import ProcessIdentity
 from controller.store import disk
@@ -196,8 +196,8 @@ def test_without_proc_every_other_check_is_made(directory: Path, monkeypatch: py
     def unreadable() -> ProcessIdentity:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("controller.library.host.own_identity", unreadable)
-    monkeypatch.setattr("controller.library.doctor.own_identity", unreadable)
+    monkeypatch.setattr("controller.api.host.own_identity", unreadable)
+    monkeypatch.setattr("controller.api.doctor.own_identity", unreadable)
     assert "EACCES" in only(examined(directory), "processes", "fail")
 
 
@@ -228,7 +228,7 @@ def test_a_limit_of_this_process_is_found(directory: Path) -> None:
     import resource
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
     from pathlib import Path
-    from controller.library import host
+    from controller.api import host
     print(host.limits(4, 100).found)
     """
     assert "40 open files, and 4 slots" in in_another_process(program)
@@ -286,7 +286,7 @@ def test_somebody_else_without_access_gets_every_line() -> None:
         import os
         from pathlib import Path
         from controller.clock import SystemClock
-        from controller.library.doctor import Doctor
+        from controller.api.doctor import Doctor
         directory = Path({place!r}) / "s"
         doctor = Doctor(directory, directory / "controller.toml", chosen=False, clock=SystemClock())
         tuple(doctor.examine())  # a stranger may not even be able to import

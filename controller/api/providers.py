@@ -6,8 +6,8 @@ import signal
 import threading
 from pathlib import Path
 
+from controller.api.settings import Settings, check_provider, provider_environment
 from controller.clock import Clock
-from controller.library.settings import Settings, check_provider, provider_environment
 from controller.model.records import Document
 from controller.provider.protocol import Provider
 

@@ -19,11 +19,11 @@ from typing import Final
 
 from msgspec import Struct
 
+from controller.api import configured, host
+from controller.api.host import Finding, State, fail, joined, ok, warn
+from controller.api.settings import Settings, load
+from controller.api.words import spelled
 from controller.clock import Clock
-from controller.library import configured, host
-from controller.library.host import Finding, State, fail, joined, ok, warn
-from controller.library.settings import Settings, load
-from controller.library.words import spelled
 from controller.model.errors import ControllerError, DocumentFault, DocumentMissing, LockBusy, UsageFault
 from controller.model.process import ProcessIdentity
 from controller.provider.process import boot_id, identify, own_identity

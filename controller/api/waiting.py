@@ -7,34 +7,29 @@ Whatever ends a wait, every run goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 
 from controller.clock import Clock
-from controller.engine.loop import INTERVAL, Loop
+from controller.engine.loop import Loop
 from controller.engine.queue import find
 from controller.engine.reconcile import SHORTEST_WAIT, Reconciler, Stop
-from controller.engine.report import Report
-from controller.model.errors import Conflict, NotDurable, ProviderFailed, StillRunning, Stuck
+from controller.engine.report import Report, helpless
+from controller.model.errors import Conflict, NotDurable, StillRunning, Stuck
 from controller.model.policy import Policy
-from controller.model.reason import Reason
-from controller.model.records import Document, Run, RunState, Tombstone
+from controller.model.records import Document, Run, Tombstone
+from controller.model.run import is_terminal
 from controller.store.protocol import Store
-
-ENDED = (RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED)
-SOON = 1.0
-"""Seconds between looks just after something has changed, at a provider that tells no news."""
 
 
 def all_ended(document: Document, runs: Sequence[str]) -> bool:
     """Raises NotFound."""
-    return all(find(document, run).state in ENDED for run in runs)
+    return all(is_terminal(find(document, run).state) for run in runs)
 
 
 def served(document: Document, runs: Sequence[str], policy: Policy) -> None:
     """Refuse to wait for what can never come. Raises NotFound, and Conflict for a run of another queue."""
     for each in runs:
         run = find(document, each)
-        if run.state not in ENDED and run.queue not in policy.queues:
+        if not is_terminal(run.state) and run.queue not in policy.queues:
             raise Conflict(
                 f"run {each} is in queue {run.queue}, which the fleet does not serve",
                 where=f"run {each}; [fleet] queues = {', '.join(policy.queues)}",
@@ -60,10 +55,10 @@ def serve_until_ended(
     """
     store, clock = reconciler.sender.context.store, reconciler.sender.context.clock
     began = clock.monotonic()
-    document = store.read().document
-    if all_ended(document, runs):
-        return tuple(find(document, run) for run in runs)
-    served(document, runs, reconciler.ground.policy)
+    began_with = store.read().document
+    if all_ended(began_with, runs):
+        return tuple(find(began_with, run) for run in runs)
+    served(began_with, runs, reconciler.ground.policy)
     slots = reconciler.ground.policy.slots
     unsaved: list[NotDurable] = []
     stuck: set[int] = set()
@@ -76,15 +71,13 @@ def serve_until_ended(
         tell(report)
 
     def turn() -> None:
-        document = store.read().document
+        document = loop.seen or began_with
         late = timeout is not None and clock.monotonic() - began >= timeout
         if late or unsaved or stuck_at(document, runs, stuck, slots) is not None:
             loop.leave()
-        loop.interval = pace.interval(document)
         each_turn(document)
 
-    pace = _Pace(reconciler)
-    loop = Loop(reconciler, interval=SOON, tell=hear, each_turn=turn)
+    loop = Loop(reconciler, tell=hear, each_turn=turn)
     loop.serve(lambda document: all_ended(document, runs))
     document = store.read().document
     if not reconciler.stop and not all_ended(document, runs):
@@ -95,31 +88,6 @@ def serve_until_ended(
             raise _stuck(document, *place)
         raise still_running(document, runs, timeout or 0.0)
     return tuple(find(document, run) for run in runs)
-
-
-class _Pace:
-    """How far apart looks are while somebody waits.
-
-    A provider that pushes is looked at as rarely as by a service. Any other shows an end only to a look: there a wait
-    for a short step must not take a service's whole interval, nor a wait of hours cost a look a second. So looks are
-    as far apart as the last change is away.
-    """
-
-    def __init__(self, reconciler: Reconciler) -> None:
-        self._clock = reconciler.sender.context.clock
-        self._provider = reconciler.sender.provider
-        self._pushes = False
-        self._seen: Document | None = None
-        self._changed_at = self._clock.monotonic()
-
-    def interval(self, document: Document) -> float:
-        now = self._clock.monotonic()
-        if document is not self._seen:
-            if self._seen is not None and not self._pushes:  # it was looked at before, so it has described itself
-                with suppress(ProviderFailed):
-                    self._pushes = self._provider.describe().wait
-            self._seen, self._changed_at = document, now
-        return INTERVAL if self._pushes else min(INTERVAL, max(SOON, now - self._changed_at))
 
 
 def watch_until_ended(
@@ -149,12 +117,11 @@ def stuck_at(document: Document, runs: Sequence[str], stuck: Collection[int], sl
     *stuck*: slots that no send or look helps, besides those that the document shows to be so. A queued run goes on as
     long as one of the *slots* does, also if the worker that is made for it is refused.
     """
-    refused = {n for n, entry in document.pending_actions.items() if entry.last_reason is Reason.IDENTITY_REFUSED}
-    refused |= set(stuck)
+    refused = helpless(document, stuck)
     places: list[tuple[str, int]] = []
     for each in runs:
         run = find(document, each)
-        if run.state in ENDED:
+        if is_terminal(run.state):
             continue
         held = run.worker.slot if isinstance(run, Run) and run.worker is not None else None
         if held is None and not refused.issuperset(range(1, slots + 1)):
@@ -176,7 +143,7 @@ def _stuck(document: Document, run: str, slot: int) -> Stuck:
 
 
 def still_running(document: Document, runs: Sequence[str], timeout: float) -> StillRunning:
-    left = [run for run in runs if find(document, run).state not in ENDED]
+    left = [run for run in runs if not is_terminal(find(document, run).state)]
     states = ", ".join(f"{run} is {find(document, run).state}" for run in left)
     return StillRunning(
         f"not ended after {timeout:g} s: {states}",

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from controller.library.host import Finding, fail, joined, ok, warn
-from controller.library.options import ENV_SECTION
-from controller.library.providers import provider_of
-from controller.library.settings import Settings, is_set, provider_environment
-from controller.library.words import spelled
+from controller.api.host import Finding, fail, joined, ok, warn
+from controller.api.options import ENV_SECTION
+from controller.api.providers import provider_of
+from controller.api.settings import Settings, is_set, provider_environment
+from controller.api.words import spelled
 from controller.model.records import ActionType
 from controller.provider.program import why_not_startable, why_not_started
 from controller.provider.protocol import Provider

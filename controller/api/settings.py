@@ -16,8 +16,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from controller.library.options import DEFAULTS, ENV_SECTION, OPTIONS, VARIABLE, env_value
-from controller.library.words import meant, spelled
+from controller.api.options import DEFAULTS, ENV_SECTION, OPTIONS, VARIABLE, env_value
+from controller.api.words import meant, spelled
 from controller.model.errors import Conflict, UsageFault
 from controller.model.policy import Backoff, Policy
 from controller.model.records import Document
@@ -52,6 +52,21 @@ def environment(name: str) -> str:
 def is_set(name: str) -> bool:
     """Whether an environment variable is there, even an empty one."""
     return name in os.environ
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """*path* from the root. Links are not followed: the name that was typed is the name that is shown.
+
+    Raises UsageFault where there is no directory to start from.
+    """
+    try:
+        return Path(os.path.abspath(path))
+    except FileNotFoundError:
+        raise UsageFault(
+            "the current directory is gone",
+            where=os.fspath(path),
+            next="change to one that exists, or give an absolute path",
+        ) from None
 
 
 def provider_environment(settings: ProviderSettings, state_dir: Path) -> dict[str, str]:

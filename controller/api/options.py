@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from controller.library.words import spelled
+from controller.api.words import spelled
 from controller.model.policy import Backoff, Policy
 from controller.model.records import MAX_SLOTS, is_id
 

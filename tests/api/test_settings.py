@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from controller.library import options
-from controller.library import settings as config
-from controller.library.settings import ProviderSettings, Settings
+from controller.api import options
+from controller.api import settings as config
+from controller.api.settings import ProviderSettings, Settings
 from controller.model.errors import Conflict, UsageFault
 from controller.model.policy import Backoff, Policy
 from controller.model.records import Worker, new_document

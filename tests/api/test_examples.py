@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from controller import Controller
-from controller.library import public
+from controller.api import public
 from controller.model.records import WorkerState
 
 ROOT = Path(__file__).parents[2]

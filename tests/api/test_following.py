@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.library.following import Following
+from controller.api.following import Following
 from controller.model.errors import NotFound
 from controller.provider.local.log import HEAD, TAIL, Log
 
