@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from controller.engine import standing
 from controller.engine.moves import Move, ask, moves_of
 from controller.engine.planner import next_step
 from controller.engine.queue import find
+from controller.engine.standing import Surroundings
 from controller.engine.story import Story, tell_run, tell_slot
 from controller.model.action import action_of
 from controller.model.codes import catalogue
@@ -32,8 +34,8 @@ from controller.model.records import (
 )
 from controller.model.step import is_blocking
 from controller.model.transition import Trigger, Why
-from controller.model.views import advice
-from controller.store.protocol import SlotNote
+
+__all__ = ["Explanation", "StepWord", "Surroundings", "explain_run", "explain_slot"]
 
 MANY = 6
 """How many steps that have not succeeded are told."""
@@ -65,22 +67,14 @@ class Explanation(Struct, frozen=True):
     steps: tuple[StepWord, ...] = ()
 
 
-class Surroundings(Struct, frozen=True):
-    """What is told besides the document: the subject's history, the last refusals, and slot lock notes by slot."""
-
-    events: Sequence[Event]
-    refusals: Sequence[Mapping[str, object]]
-    notes: Mapping[int, SlotNote]
-    slots: int
-    queues: tuple[str, ...]
-    now: int
-
-
 def explain_run(document: Document, run_id: str, around: Surroundings) -> Explanation:
     """Explain a run, or what is left of one. Raises NotFound."""
-    found = find(document, run_id)
-    because, after = _of_tombstone(found) if isinstance(found, Tombstone) else _of_run(document, found, around)
     events = _known(document, around)
+    found = _find(document, run_id, events)
+    if isinstance(found, Tombstone):
+        because, after = standing.left(found, around.now)
+    else:
+        because, after = _of_run(document, found, around, events)
     steps = tuple(StepWord(step.name, step.state, _of_step(step, found)) for step in found.steps)
     if len(steps) > 1:
         because += _steps_told(run_id, steps)
@@ -92,7 +86,7 @@ def explain_run(document: Document, run_id: str, around: Surroundings) -> Explan
         around,
         events,
         story=tell_run(found, events),
-        moves=moves_of(document, found, around.now),
+        moves=moves_of(document, found, around.now, served=_servant(found, around), over=_is_over(found, around)),
         steps=steps,
     )
 
@@ -123,6 +117,25 @@ def explain_slot(document: Document, slot: int, around: Surroundings) -> Explana
         after.append("controller reconcile --apply")
     events = _known(document, around)
     return _explanation(f"slot:{slot}", state, because, after, around, events, story=tell_slot(worker, slot, events))
+
+
+def _find(document: Document, run_id: str, events: Sequence[Event]) -> Run | Tombstone:
+    last = events[-1] if events else None
+    if last is not None and last.event == "pruned" and run_id not in document.runs and run_id not in document.finished:
+        raise NotFound(
+            f"run {run_id} had {last.from_} and was forgotten, since ended runs are not kept for ever",
+            where=f"its last token was {last.token}",
+            next=f"controller history {run_id}",
+        )
+    return find(document, run_id)
+
+
+def _servant(found: Run | Tombstone, around: Surroundings) -> str:
+    return "worker" if found.queue in around.queues else "consumer"
+
+
+def _is_over(found: Run | Tombstone, around: Surroundings) -> bool:
+    return isinstance(found, Run) and found.lease is not None and around.is_over(found.lease)
 
 
 def _known(document: Document, around: Surroundings) -> tuple[Event, ...]:
@@ -200,25 +213,16 @@ def _steps_told(run_id: str, steps: Sequence[StepWord]) -> list[str]:
     return [f"{done} of {len(steps)} steps have succeeded.", *rest[:MANY], *more]
 
 
-def _of_tombstone(found: Tombstone) -> tuple[list[str], list[str]]:
-    return [f"It has {found.state} in its life {found.token} and left the document; this much is kept of it."], []
-
-
-def _of_run(document: Document, run: Run, around: Surroundings) -> tuple[list[str], list[str]]:
+def _of_run(document: Document, run: Run, around: Surroundings, events: Sequence[Event]) -> tuple[list[str], list[str]]:
     because: list[str] = []
     after: list[str] = []
-    if run.cancel_requested_at is not None and run.state is RunState.RUNNING:
-        because.append("A cancel was requested; it is over when its worker has ended its step's process group.")
-        after.append("controller reconcile --apply")
     match run.state:
         case RunState.QUEUED:
             _of_queued(document, run, around, because, after)
         case RunState.RUNNING:
-            _of_running(document, run, around, because, after)
+            _of_running(document, run, around, events, because, after)
         case RunState.FAILED | RunState.CANCELLED | RunState.SUCCEEDED:
-            if run.reason is not None:
-                because.append(EXPLAINED[run.reason].why)
-            after += [told] if (told := advice(run)) is not None else []
+            because, after = standing.ended(run, consumers=run.queue not in around.queues)
     if run.last_error is not None:
         because.append(f"Its last error: {run.last_error}.")
     if run.failures or run.crashes:
@@ -230,18 +234,22 @@ def _of_run(document: Document, run: Run, around: Surroundings) -> tuple[list[st
 
 def _of_queued(document: Document, run: Run, around: Surroundings, because: list[str], after: list[str]) -> None:
     claim = ask(document, run, Trigger.CLAIM, around.now)
+    consumers = run.queue not in around.queues
     if claim.refused is not None and claim.refused.why is Why.NOT_AVAILABLE:
         reason = run.defer_reason or Reason.SUBMITTED_FOR_LATER
-        seconds = ((run.available_at or around.now) - around.now + 999) // 1000
-        because += [f"It waits another {seconds} s: {EXPLAINED[reason].text}.", EXPLAINED[reason].why]
+        because += [f"{standing.due(run, around.now)}: {EXPLAINED[reason].text}.", EXPLAINED[reason].why]
         after.append(EXPLAINED[reason].next.replace("RUN", run.id))
+        after += [f"controller queue promote {run.id}"] if consumers else []
         return
     if claim.state is RunState.CANCELLED:
-        because.append("A cancel was requested: the next reconcile that would claim it cancels it instead.")
-        after.append("controller reconcile --apply")
+        who = "claim" if consumers else "reconcile"
+        because.append(f"A cancel was requested: the next {who} that would take it cancels it instead.")
+        after.append(f"controller cancel {run.id}" if consumers else "controller reconcile --apply")
         return
-    if run.queue not in around.queues:
-        because.append(f"Its queue {run.queue} is served by consumers, not by the fleet.")
+    told, todo = (standing.in_line if consumers else standing.held_back)(document, run, around)
+    because += told
+    after += todo
+    if told:
         return
     made_for = [slot for slot, worker in document.workers.items() if worker.reserved == run.id]
     if document.draining:
@@ -259,11 +267,23 @@ def _of_queued(document: Document, run: Run, around: Surroundings, because: list
         after.append("controller reconcile --apply")
 
 
-def _of_running(document: Document, run: Run, around: Surroundings, because: list[str], after: list[str]) -> None:
+def _of_running(
+    document: Document,
+    run: Run,
+    around: Surroundings,
+    events: Sequence[Event],
+    because: list[str],
+    after: list[str],
+) -> None:
+    if run.lease is not None:
+        told, todo = standing.held(run, run.lease, around, events)
+        because += told
+        after += todo
     if run.worker is None:
-        holder = "an outside consumer" if run.lease is None else run.lease.owner
-        because.append(f"{holder} holds it under token {run.attempts}.")
         return
+    if run.cancel_requested_at is not None:
+        because.append("A cancel was requested; it is over when its worker has ended its step's process group.")
+        after.append("controller reconcile --apply")
     slot = run.worker.slot
     because.append(f"The worker in slot {slot} ({run.worker.assignment}) holds it under token {run.attempts}.")
     running = [step.name for step in run.steps if step.state is StepState.RUNNING]

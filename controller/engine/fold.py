@@ -24,8 +24,20 @@ from controller.model.transition import Trigger
 def delay(backoff: Backoff, attempt: int, *seed: object) -> int:
     """The wait in ms before *attempt* is tried again; the same seed gives the same wait."""
     return delay_ms(
-        attempt, initial_ms=backoff.initial_ms, cap_ms=backoff.cap_ms, factor=backoff.factor, generator=Seeded(*seed)
+        attempt,
+        initial_ms=backoff.initial_ms,
+        cap_ms=backoff.cap_ms,
+        factor=backoff.factor,
+        jitter=backoff.jitter,
+        generator=Seeded(*seed),
     )
+
+
+def after_backoff(given: Given, draft: Draft, run: Run, attempt: int, policy: Policy) -> Given:
+    """*given* with the wait that the queue's backoff computes before *attempt*, and the longest that it ever does."""
+    backoff = policy.of_queue(run.queue).backoff
+    wait = delay(backoff, attempt, draft.document.lineage, run.id, run.attempts)
+    return replace(given, delay_ms=wait, longest_ms=backoff.cap_ms)
 
 
 def shows(worker: Worker, lineage: str, seen: SeenWorker) -> bool:
@@ -104,9 +116,9 @@ def advance(draft: Draft, run_id: str, policy: Policy, *, error: str | None = No
             case Aggregate.ACTIVE:
                 return
             case Aggregate.FAILED:
-                wait = delay(policy.retry, run.failures + 1, draft.document.lineage, run.id, run.attempts)
                 told = error or failure_of(run)
-                given = replace(_report(run), reason=Reason.STEP_FAILED, error=told, delay_ms=wait)
+                given = replace(_report(run), reason=Reason.STEP_FAILED, error=told)
+                given = after_backoff(given, draft, run, run.failures + 1, policy)
                 move_run(draft, run_id, Trigger.ATTEMPT_FAILED, given)
             case Aggregate.CANCELLED | Aggregate.SUCCEEDED:
                 move_run(draft, run_id, Trigger.ALL_STEPS_DONE, _report(run))
@@ -158,10 +170,9 @@ def end_lease(draft: Draft, worker: Worker, policy: Policy) -> None:
     """The worker's compute is proven gone or stopped: a run it holds goes back to its queue, or is dead."""
     run = None if worker.run is None else draft.runs.get(worker.run)
     if run is not None and run.state is RunState.RUNNING and held_by(run, worker):
-        wait = delay(policy.retry, run.crashes + 1, draft.document.lineage, run.id, run.attempts)
         error = f"worker in slot {worker.slot} was lost"
-        given = Given(reason=Reason.WORKER_LOST, error=error, lease_over=True, delay_ms=wait)
-        move_run(draft, run.id, Trigger.LEASE_EXPIRED, given)
+        given = Given(reason=Reason.WORKER_LOST, error=error, lease_over=True)
+        move_run(draft, run.id, Trigger.LEASE_EXPIRED, after_backoff(given, draft, run, run.crashes + 1, policy))
 
 
 def go_dark(draft: Draft, slot: int, policy: Policy) -> None:

@@ -30,6 +30,7 @@ from controller.engine.pending import Sent, unforeseen
 from controller.engine.planner import next_due
 from controller.engine.reconcile import SHORTEST_WAIT, Reconciler, turns
 from controller.engine.report import Report
+from controller.engine.upkeep import tidy
 from controller.model.errors import (
     Busy,
     ControllerError,
@@ -53,6 +54,8 @@ whoever parked it is about to send it.
 _SOONEST_LOOK: Final = 0.5
 """Seconds until a provider that tells no news is looked at after a send; then twice that, up to the interval."""
 _LONGEST_SILENCE: Final = 60.0
+_TIDY: Final = 0.25
+"""Seconds between looks at what consumers have lost, and at what has fallen due for them."""
 
 Send = tuple[int, str, PendingAction | None]
 Message = Callable[[], None]
@@ -111,6 +114,7 @@ class Loop:
         self._planned: Document | None = None
         self._due_at: int | None = None
         self._resume_at = 0.0
+        self._tidy_at = 0.0
 
     def serve(self, until: Callable[[Document], bool] | None = None) -> None:
         """Serve until *until* says so of the document, `leave` was called or the reconciler is told to stop.
@@ -168,6 +172,9 @@ class Loop:
             self._resume_at = self._clock.monotonic() + _LATER
 
     def _turn(self, until: Callable[[Document], bool] | None) -> None:
+        if self._clock.monotonic() >= self._tidy_at:
+            self._tidy_at = self._clock.monotonic() + _TIDY
+            tidy(self.reconciler.sender.context)
         document = self.reconciler.document()
         self._see(document, until)
         if self._is_ending:

@@ -316,7 +316,7 @@ def _refused(draft: Draft, slot: int, action: Action, reason: Reason, why: str, 
     run = None if action.run is None else draft.runs.get(action.run)
     if run is not None and run.state is RunState.QUEUED:
         wait = fold.delay(policy.create, run.deferrals + 1, draft.document.lineage, run.id, run.deferrals)
-        given = Given(reason=Reason.CREATE_REFUSED, error=why, delay_ms=wait)
+        given = Given(reason=Reason.CREATE_REFUSED, error=why, delay_ms=wait, longest_ms=policy.create.cap_ms)
         move_run(draft, run.id, Trigger.DEFERRED, given)
 
 

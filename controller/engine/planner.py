@@ -6,13 +6,17 @@ park, at most one a slot. Nothing is planned for a slot that has a pending actio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import nsmallest
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from controller.engine import fold
+from controller.engine.discovery import FINALISTS, count_claim, is_fair_turn
+from controller.engine.index import order
 from controller.engine.looks import observe
 from controller.engine.pending import park
 from controller.model.action import STEP_KEY_VARIABLE, CancelRequest, ExecuteRequest, step_key
@@ -26,6 +30,7 @@ from controller.model.records import (
     Document,
     Priority,
     Provider,
+    Queue,
     Run,
     RunState,
     Step,
@@ -35,10 +40,8 @@ from controller.model.records import (
     WorkerState,
 )
 from controller.model.transition import Trigger
-from controller.model.views import is_deferred
+from controller.model.views import is_deferred, waits_since
 from controller.provider.protocol import Pushed
-
-LAYERS = {layer: rank for rank, layer in enumerate(Priority)}
 
 
 class Parked(Struct, frozen=True):
@@ -136,7 +139,7 @@ def _remember(draft: Draft, ground: Ground) -> None:
 
 
 def _parks(draft: Draft, ground: Ground, returned: frozenset[int], changed: frozenset[int] | None) -> Iterator[Parked]:
-    waiting = _due(draft, ground)
+    waiting = _Waiting(draft, ground)
     for number, worker in sorted(draft.workers.items()):
         untouched = changed is not None and number not in changed and worker.state is WorkerState.ASSIGNED
         if untouched or not _may_plan(draft, ground, number):
@@ -151,8 +154,8 @@ def _parks(draft: Draft, ground: Ground, returned: frozenset[int], changed: froz
     creating = [w for n, w in draft.workers.items() if w.state is WorkerState.CREATING and _hopeful(draft, n)]
     made_for = {worker.reserved for worker in creating}
     coming = len(creating)
-    served_elsewhere = [run for run in waiting if run in made_for]
-    unserved = [run for run in waiting if run not in made_for]
+    served_elsewhere = [run for run in waiting.in_order() if run in made_for]
+    unserved = [run for run in waiting.in_order() if run not in made_for]
     spare = max(0, coming - len(served_elsewhere))
     for number in range(1, ground.policy.slots + 1):
         if len(unserved) <= spare:
@@ -174,32 +177,71 @@ def _hopeful(draft: Draft, number: int) -> bool:
     return entry is None or (entry.rejected is None and entry.last_reason is not Reason.IDENTITY_REFUSED)
 
 
-def _due(draft: Draft, ground: Ground) -> list[str]:
-    """Ids of runs that the fleet may take now, first served first."""
-    policy = ground.policy
-    if draft.draining or ground.only is not None:
-        return []
-    due = (
-        run
-        for _, run in draft.runs.items()
-        if run.state is RunState.QUEUED
-        and (run.available_at is None or not _waits(run, draft.now, policy))
-        and run.queue in policy.queues
-    )
-    # More than can be served at once are of no use, and ordering them all costs more than everything else here.
-    most = 2 * (policy.slots + len(draft.document.workers))
-    first = nsmallest(most, due, key=lambda run: (LAYERS[run.priority], run.sequence, run.id))
-    return [run.id for run in first]
+class _Waiting:
+    """The runs that the fleet may take now. What is taken, or a worker is made for, is handed out once."""
+
+    def __init__(self, draft: Draft, ground: Ground) -> None:
+        self._draft = draft
+        self._due: dict[str, Run] = {}
+        self._first: list[Run] = []
+        self._running: Counter[str] = Counter()
+        if draft.draining or ground.only is not None:
+            return
+        open_queues = {queue for queue in ground.policy.queues if not (draft.queues.get(queue) or Queue()).paused}
+        for run_id, run in draft.runs.items():
+            if run.state is RunState.QUEUED and run.queue in open_queues and not is_deferred(run, draft.now):
+                self._due[run_id] = run
+            elif run.state is RunState.RUNNING and run.concurrency_key:
+                self._running[run.concurrency_key] += 1
+        # More than can be served at once are of no use, and ordering them all costs more than everything else here.
+        keyed = any(run.concurrency_key for run in self._due.values())
+        most = len(self._due) if keyed else 2 * (ground.policy.slots + len(draft.document.workers))
+        self._first = nsmallest(most, self._due.values(), key=order)
+        self._defer_some()
+
+    def __bool__(self) -> bool:
+        return self.first() is not None
+
+    def first(self) -> Run | None:
+        """The one that is to be served next."""
+        found = next(self._claimable(self._first), None)
+        if found is None or not is_fair_turn(self._draft.queues.get(found.queue)):
+            return found
+        fair = (run for run in self._due.values() if run.queue == found.queue and run.priority is not Priority.FORCED)
+        longest = min(self._claimable(fair), key=lambda run: (waits_since(run), run.sequence, run.id), default=None)
+        return longest or found
+
+    def take(self, run: Run) -> None:
+        """*run* is claimed, or turned out to be cancelled."""
+        del self._due[run.id]
+        if run.concurrency_key:
+            self._running[run.concurrency_key] += 1
+
+    def in_order(self) -> list[str]:
+        """All that could be taken at once, first served first."""
+        permits, found = Counter(self._running), []
+        for run in self._first:
+            if run.id in self._due and _may_run(run, permits):
+                permits[run.concurrency_key] += 1
+                found.append(run.id)
+        return found
+
+    def _claimable(self, runs: Iterable[Run]) -> Iterator[Run]:
+        return (run for run in runs if run.id in self._due and _may_run(run, self._running))
+
+    def _defer_some(self) -> None:
+        """Say of the first whose key is full that they wait for it."""
+        full = (run for run in self._first if not _may_run(run, self._running))
+        for run in islice((run for run in full if run.defer_reason is not Reason.CONCURRENCY), FINALISTS):
+            move_run(self._draft, run.id, Trigger.DEFERRED, Given(reason=Reason.CONCURRENCY))
 
 
-def _waits(run: Run, now: int, policy: Policy) -> bool:
-    """Whether the run is not due. A backoff beyond its policy's cap is over: the clock went back."""
-    if not is_deferred(run, now) or run.defer_reason is Reason.SUBMITTED_FOR_LATER:
-        return is_deferred(run, now)
-    return still_waits(run.available_at, now, max(policy.retry.cap_ms, policy.create.cap_ms))
+def _may_run(run: Run, running: Mapping[str, int]) -> bool:
+    """Whether the run's key, if it has one, lets one run more."""
+    return not run.concurrency_key or running.get(run.concurrency_key, 0) < run.concurrency
 
 
-def _for_worker(draft: Draft, ground: Ground, worker: Worker, waiting: list[str]) -> Iterator[Parked]:
+def _for_worker(draft: Draft, ground: Ground, worker: Worker, waiting: _Waiting) -> Iterator[Parked]:
     cordoned = draft.slot(worker.slot).cordoned or worker.slot > ground.policy.slots
     if worker.state is WorkerState.RELEASED and not (draft.draining or cordoned):
         move_worker(draft, worker.slot, Trigger.REUSE, WorkerGiven())
@@ -224,17 +266,16 @@ def _for_worker(draft: Draft, ground: Ground, worker: Worker, waiting: list[str]
             return
 
 
-def _claim(draft: Draft, ground: Ground, worker: Worker, waiting: list[str]) -> Iterator[Parked]:
-    """Give the worker the first waiting run: its first execute is parked in the commit that claims it."""
-    while waiting:
-        run_id = waiting.pop(0)
+def _claim(draft: Draft, ground: Ground, worker: Worker, waiting: _Waiting) -> Iterator[Parked]:
+    """Give the worker the run that is next: its first execute is parked in the commit that claims it."""
+    while (chosen := waiting.first()) is not None:
+        run_id = chosen.id
+        waiting.take(chosen)
         holder = WorkerRef(worker.slot, worker.assignment, worker.generation)
-        waiting_run = draft.runs.get(run_id)
-        if waiting_run is not None and is_deferred(waiting_run, draft.now):
-            move_run(draft, run_id, Trigger.PROMOTED, Given())
         moved = move_run(draft, run_id, Trigger.CLAIM, Given(worker=holder))
         if moved.to is not RunState.RUNNING:
             continue
+        count_claim(draft, chosen.queue)
         run = draft.runs.get(run_id)
         given = WorkerGiven(run=run_id, token=None if run is None else run.attempts)
         move_worker(draft, worker.slot, Trigger.CLAIM, given)

@@ -7,138 +7,98 @@ ended it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from msgspec import UNSET, Raw, Struct, UnsetType, to_builtins
+from msgspec import Struct, field
 
 from controller.clock import Clock
-from controller.model.action import action_of, digest
+from controller.engine.index import Index, Indexes
+from controller.engine.retention import prune
+from controller.engine.submission import Submission, Submitted, add_run, check, is_known
+from controller.model.action import action_of
 from controller.model.edit import Draft
-from controller.model.errors import Conflict, NotFound, TransitionRefused, UsageFault
-from controller.model.graph import Misfit, misfit
+from controller.model.errors import Conflict, NotFound, TransitionRefused
+from controller.model.policy import Policy
 from controller.model.reason import Reason
-from controller.model.records import Document, Priority, Run, RunState, Step, Tombstone, is_id
-from controller.store.protocol import Store
+from controller.model.records import Document, Lease, Run, RunState, Tombstone
+from controller.store.protocol import Hold, Loaded, Store
 
-FLEET_QUEUE = "fleet"
+if TYPE_CHECKING:
+    from controller.store.waiters import Waiters
 
 
 class Context(Struct, frozen=True):
-    """What every engine verb needs. *command* is what history says did it; *lock_timeout* is in seconds."""
+    """What every engine verb needs. *command* is what history says did it; *lock_timeout* is in seconds.
+
+    *policy* None: the settings were not read. Nothing is forgotten then, since nobody knows what shall be kept.
+    *boot_id* is that of this boot: leases that another one granted are over.
+    """
 
     store: Store
     clock: Clock
     command: str
     lock_timeout: float = 10.0
+    policy: Policy | None = None
+    boot_id: str = ""
+    waiters: Waiters | None = None
+    indexes: Indexes = field(default_factory=Indexes)
 
     def draft(self, document: Document) -> Draft:
         return Draft(document, now=self.clock.now_ms(), command=self.command)
 
+    @property
+    def rules(self) -> Policy:
+        """The policy, or all its defaults."""
+        return self.policy or Policy()
 
-class Submission(Struct, frozen=True):
-    """A run to be. `id` None: the document names it. Steps carry only what their submitter chose."""
+    @property
+    def mono_ms(self) -> int:
+        """Now, in ms on the clock of lease deadlines."""
+        return int(self.clock.monotonic() * 1000)
 
-    steps: tuple[Step, ...]
-    id: str | None = None
-    queue: str = FLEET_QUEUE
-    priority: Priority = Priority.NORMAL
-    max_attempts: int = 1
-    max_crashes: int | None = None
-    payload: Raw | UnsetType = UNSET
+    def index(self, document: Document) -> Index:
+        return self.indexes.of(document, self.boot_id)
 
+    def commit(self, hold: Hold, loaded: Loaded, draft: Draft) -> Document:
+        """Commit *draft* with what is due to be forgotten, keep the index, and wake whoever waits for what it freed.
 
-class Submitted(Struct, frozen=True):
-    """`created` False: the same id with the same content was there already; that run is the answer."""
+        An empty draft commits nothing.
+        """
+        if draft.edit().empty:
+            return loaded.document
+        if self.policy is not None:
+            prune(draft, self.policy, self.indexes.known(loaded.document))
+        edit = draft.edit()
+        after = hold.commit(loaded, edit)
+        self.indexes.follow(loaded.document, edit, after)
+        if self.waiters is not None and self.waiters.anybody():
+            from controller.engine.claiming import notify
 
-    run: str
-    created: bool
+            notify(self.waiters, loaded.document, after, edit)
+        return after
 
 
 def submit(context: Context, submissions: Sequence[Submission]) -> tuple[Submitted, ...]:
     """Add runs in one commit, all or none.
 
-    Raises UsageFault (id outside the grammar, no steps, steps that `model.graph.misfit` has something against),
-    Conflict (an id with other content), and what a hold raises.
+    Raises UsageFault (id outside the grammar, nothing to do, steps that `model.graph.misfit` has something against),
+    Conflict (an id with other content, a payload alone for the fleet), and what a hold raises.
     """
     for submission in submissions:
-        _check(submission)
+        check(submission, context.rules)
     with context.store.hold(context.lock_timeout) as hold:
         loaded = hold.load()
         draft = context.draft(loaded.document)
-        answers = tuple(add_run(draft, submission) for submission in submissions)
-        edit = draft.edit()
-        if not edit.empty:
-            hold.commit(loaded, edit)
+        answers = tuple(_add(context, draft, submission) for submission in submissions)
+        context.commit(hold, loaded, draft)
     return answers
 
 
-def _check(submission: Submission) -> None:
-    if submission.id is not None and not is_id(submission.id):
-        raise UsageFault(
-            f"not an id: {submission.id!r}",
-            where="--id",
-            next="use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 64",
-        )
-    if not submission.steps and submission.payload is UNSET:
-        raise UsageFault("a run needs a command", next="controller submit -- COMMAND [ARGUMENT...]")
-    if submission.max_attempts < 1 or (submission.max_crashes is not None and submission.max_crashes < 1):
-        raise UsageFault("a run needs at least one attempt", where="--attempts", next="give a number from 1 up")
-    found = misfit(submission.steps)
-    if found is not None:
-        raise UsageFault(found.what, where=_place(found, submission.steps), next=found.next)
-
-
-def _place(found: Misfit, steps: Sequence[Step]) -> str:
-    """A graph names the step; a run of one step is a command line, and its place is an option, or the words."""
-    if len(steps) != 1:
-        return found.place(steps)
-    return f"--{found.member}" if found.member in ("env", "cwd") else ""
-
-
-def add_run(draft: Draft, submission: Submission) -> Submitted:
-    """Add one checked run to the draft, or find it there. Raises Conflict."""
-    content = content_of(submission)
-    if submission.id is not None:
-        known = draft.runs.get(submission.id) or draft.finished.get(submission.id)
-        if known is not None:
-            if known.content != content:
-                raise Conflict(
-                    f"run {submission.id} exists with other content",
-                    where=f"run {submission.id}, {known.state}",
-                    next=f"choose another --id, or see `controller show {submission.id}`",
-                )
-            return Submitted(submission.id, created=False)
-    run_id = submission.id or _fresh_id(draft)
-    run = Run(
-        id=run_id,
-        queue=submission.queue,
-        sequence=draft.count("sequence"),
-        created_at=draft.now,
-        steps=submission.steps,
-        priority=submission.priority,
-        max_attempts=submission.max_attempts,
-        max_crashes=submission.max_attempts if submission.max_crashes is None else submission.max_crashes,
-        payload=submission.payload,
-        content=content,
-    )
-    draft.runs.put(run_id, run)
-    draft.event(f"run:{run_id}", "submitted", to=RunState.QUEUED)
-    return Submitted(run_id, created=True)
-
-
-def content_of(submission: Submission) -> str:
-    """The digest of everything a submitter chose but the id."""
-    chosen = to_builtins(submission)
-    chosen.pop("id")
-    if submission.payload is not UNSET:
-        chosen["payload"] = bytes(submission.payload).decode()
-    return digest(chosen)
-
-
-def _fresh_id(draft: Draft) -> str:
-    while True:
-        run_id = f"r-{draft.count('run')}"
-        if run_id not in draft.runs and run_id not in draft.finished:
-            return run_id
+def _add(context: Context, draft: Draft, submission: Submission) -> Submitted:
+    token = 0
+    if submission.id is not None and draft.document.counters.pruned and not is_known(draft, submission.id):
+        token = max((event.token or 0 for event in context.store.history(f"run:{submission.id}")), default=0)
+    return add_run(draft, submission, context.rules, token=token)
 
 
 def slots_naming(document: Document, run_id: str) -> tuple[int, ...]:
@@ -156,7 +116,7 @@ def find(document: Document, run_id: str) -> Run | Tombstone:
     return found
 
 
-def _live(document: Document, run_id: str, verb: str) -> Run:
+def live(document: Document, run_id: str, verb: str) -> Run:
     found = find(document, run_id)
     if isinstance(found, Tombstone):
         raise TransitionRefused(
@@ -175,16 +135,16 @@ def withdraw(context: Context, run_id: str) -> None:
 
     with context.store.hold(context.lock_timeout) as hold:
         loaded = hold.load()
-        run = _live(loaded.document, run_id, "withdrawn")
+        run = live(loaded.document, run_id, "withdrawn")
         slots = slots_naming(loaded.document, run_id)
         if slots:
             names = ", ".join(f"slot {slot}" for slot in slots)
             raise Conflict(f"run {run_id} is still named by {names}", where=names, next=f"controller cancel {run_id}")
-        if run.state is not RunState.QUEUED or run.attempts > 0:
+        if run.state is not RunState.QUEUED or run.attempts > run.earlier_lives:
             raise _not_withdrawn(run)
         draft = context.draft(loaded.document)
         move_run(draft, run_id, Trigger.CANCEL_OBSERVED, Given(reason=Reason.WITHDRAWN))
-        hold.commit(loaded, draft.edit())
+        context.commit(hold, loaded, draft)
 
 
 def _not_withdrawn(run: Run) -> TransitionRefused:
@@ -223,7 +183,7 @@ def cancel(context: Context, run_id: str) -> Cancelled:
 
     with context.store.hold(context.lock_timeout) as hold:
         loaded = hold.load()
-        run = _live(loaded.document, run_id, "cancelled")
+        run = live(loaded.document, run_id, "cancelled")
         if run.state in (RunState.FAILED, RunState.CANCELLED):
             raise TransitionRefused(
                 f"run {run_id} is {run.state} already",
@@ -235,9 +195,10 @@ def cancel(context: Context, run_id: str) -> Cancelled:
         requested = request_cancel(draft, run_id, Reason.CANCELLED)
         if run.state is RunState.QUEUED:
             move_run(draft, run_id, Trigger.CANCEL_OBSERVED, Given(reason=Reason.CANCELLED))
-        edit = draft.edit()
-        if not edit.empty:
-            hold.commit(loaded, edit)
+        elif run.lease is not None and is_over(run.lease, context, loaded.document):
+            # Nobody will hear of the request any more.
+            move_run(draft, run_id, Trigger.LEASE_EXPIRED, Given(reason=Reason.LEASE_EXPIRED, lease_over=True))
+        context.commit(hold, loaded, draft)
         moved = draft.runs.get(run_id) or run
     return Cancelled(moved.state, moved.worker.slot if moved.worker else None, requested)
 
@@ -249,7 +210,7 @@ def retry(context: Context, run_id: str) -> None:
 
     with context.store.hold(context.lock_timeout) as hold:
         loaded = hold.load()
-        run = _live(loaded.document, run_id, "retried")
+        run = live(loaded.document, run_id, "retried")
         if run.state in (RunState.QUEUED, RunState.RUNNING):
             raise TransitionRefused(
                 f"run {run_id} is {run.state} already",
@@ -259,7 +220,13 @@ def retry(context: Context, run_id: str) -> None:
             )
         draft = context.draft(loaded.document)
         move_run(draft, run_id, Trigger.OPERATOR_RETRY, Given(reason=Reason.OPERATOR_RETRY))
-        hold.commit(loaded, draft.edit())
+        context.commit(hold, loaded, draft)
+
+
+def is_over(lease: Lease, context: Context, document: Document) -> bool:
+    """Whether the lease has run out on its own clock, or with the boot or the epoch that granted it."""
+    granter = lease.boot_id, lease.epoch
+    return granter != (context.boot_id, document.epoch) or context.mono_ms >= lease.deadline_ms
 
 
 def set_draining(context: Context, on: bool) -> bool:
@@ -271,5 +238,5 @@ def set_draining(context: Context, on: bool) -> bool:
         draft = context.draft(loaded.document)
         draft.draining = on
         draft.event("fleet", "draining" if on else "drain_lifted", reason=Reason.DRAINING if on else None)
-        hold.commit(loaded, draft.edit())
+        context.commit(hold, loaded, draft)
     return True

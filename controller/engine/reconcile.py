@@ -18,6 +18,7 @@ from controller.engine.outcomes import MAX_RETRY_AFTER_MS
 from controller.engine.pending import Sender, Sent, unforeseen
 from controller.engine.planner import Ground, Plan, changed_slots, plan
 from controller.engine.report import Report
+from controller.engine.upkeep import tidy
 from controller.model.action import action_of
 from controller.model.edit import foreseen
 from controller.model.errors import ControllerError, EditedOutside, ProviderFailed, SlotBusy, SlotUnproven
@@ -66,7 +67,8 @@ class Reconciler:
 
     def adopt(self, policy: Policy) -> None:
         """From now on plan and send under *policy*, while another thread may look."""
-        self.sender = replace(self.sender, policy=policy)
+        context = replace(self.sender.context, policy=policy)
+        self.sender = replace(self.sender, context=context, policy=policy)
         with self._guard:
             self.ground = replace(self.ground, policy=policy)
 
@@ -101,6 +103,7 @@ class Reconciler:
         """
         report = Report()
         try:
+            tidy(self.sender.context)
             self._replay(report, ignore_not_before=False)
             self._passes(report)
             self._replay(report, ignore_not_before=False)

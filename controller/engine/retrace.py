@@ -8,6 +8,7 @@ known one are missing, or the record keeps none, what the event says decides.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -21,6 +22,8 @@ from controller.model.transition import Folded, Refused, Trigger
 from controller.model.worker import WorkerGuards, apply_worker, parse_worker_state
 
 _State = RunState | StepState | WorkerState
+_OF_HOLDERS: Final = ("heartbeat", "lease_shortened")
+"""What history tells of a consumer that holds a run, though the machine knows no such event."""
 
 
 class RunPath:
@@ -45,11 +48,18 @@ class RunPath:
             step.name: replace(step, state=began.get(step.name, StepState.PENDING)) for step in record.steps
         }
         self.opened: dict[str, int] = {}
+        self._ending = {e.revision for e in events if e.event == Trigger.ATTEMPT_FAILED and e.to == RunState.FAILED}
 
     def hear(self, event: Event) -> None:
         trigger = _trigger(event)
-        if event.event == "cancel_requested":
+        if event.event == "submitted":
+            self.token = event.token
+        elif event.event == "cancel_requested":
             self.cancel = event.reason or Reason.CANCELLED
+        elif event.event in _OF_HOLDERS:
+            self._hear_of_holder(event)
+        elif event.event == "discarded":
+            self._hear_of_discard(event)
         elif trigger is not None and event.step is not None:
             self._hear_of_step(event, event.step, trigger)
         elif trigger is not None:
@@ -71,6 +81,23 @@ class RunPath:
             if told != recorded:
                 found.append(f"{what}: history says {told}, the document says {recorded}")
         return tuple(found)
+
+    def _hear_of_holder(self, event: Event) -> None:
+        """Nothing moves; but somebody must have held the run, under its present token."""
+        self.wrong += _gap(event, self.state, RunState.RUNNING)
+        if self.token is not None and event.token != self.token:
+            self.wrong.append(f"{_named(event)} under token {event.token}, but the last one given was {self.token}")
+
+    def _hear_of_discard(self, event: Event) -> None:
+        """No event of the machine, which moves only what stays in the document: it takes what has ended out."""
+        came = parse_run_state(event.from_ or "")
+        if isinstance(came, Refused):
+            self.wrong.append(_nameless(event, came))
+            return
+        self.wrong += _gap(event, self.state, came)
+        if came not in (RunState.FAILED, RunState.CANCELLED):
+            self.wrong.append(f"{_named(event)} from {came}: only what has failed or is cancelled is taken out")
+        self.state = RunState.CANCELLED
 
     def _hear_of_run(self, event: Event, trigger: Trigger) -> None:
         came, to = parse_run_state(event.from_ or ""), parse_run_state(event.to or "")
@@ -124,10 +151,15 @@ class RunPath:
         return StepGuards(
             cancel_requested=self.cancel is not None,
             needs_met=all(self._step(need).state is StepState.SUCCEEDED for need in step.needs),
-            attempts_left=self.opened.get(step.name, 0) < step.max_attempts if known else again,
+            attempts_left=self._may_try_again(event, step) if known else again,
             survivable=(self.cancel is None and self.crashes + 1 < crashes) if known else again,
             reason=event.reason,
         )
+
+    def _may_try_again(self, event: Event, step: Step) -> bool:
+        """A step that its run's last failure took down has no attempts left, however many it may have."""
+        last = event.to == StepState.FAILED and event.revision in self._ending
+        return not last and self.opened.get(step.name, 0) < step.max_attempts
 
     def _perform(self, effect: t.AnyEffect, event: Event) -> None:
         match effect:

@@ -14,7 +14,7 @@ from controller.model.action import action_of, key_of
 from controller.model.errors import BrokenAction
 from controller.model.process import Liveness
 from controller.model.records import SENTINEL, PendingAction, Run, RunState, Trouble, WorkerState
-from controller.model.views import View, view_of
+from controller.model.views import View, view_of, waits_since
 from controller.provider.process import call_liveness, liveness
 from controller.store.protocol import SlotNote, Snapshot, Store
 
@@ -197,5 +197,4 @@ def pending_mutation(slot: int, entry: PendingAction, flight: Flight | None) -> 
 
 def _oldest(runs: Iterable[Run], now: int) -> int | None:
     """Since when the run that waited longest could have started."""
-    waiting = (max(run.created_at, run.available_at or 0) for run in runs if view_of(run, now) is View.PENDING)
-    return min(waiting, default=None)
+    return min((waits_since(run) for run in runs if view_of(run, now) is View.PENDING), default=None)

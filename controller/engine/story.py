@@ -61,14 +61,14 @@ def tell_run(record: Run | Tombstone, events: Sequence[Event]) -> Story:
     start = next((n for n in reversed(range(len(events))) if events[n].event == "submitted"), None)
     events = events[start or 0 :]
     whole = start is not None
-    path, teller = RunPath(record, events, whole=whole), _RunTeller()
+    path, teller = RunPath(record, events, whole=whole), _RunTeller(record)
     if not whole and events:
         teller.alone(events[0], f"History begins here, with the run {path.state}: what came before is not kept.")
     for event in events:
         before = path.state
         path.hear(event)
         teller.hear(event, before, path.state, path.token)
-    teller.close(record)
+    teller.close()
     return _story(whole, teller.told, path.state, path.wrong, path.differences() if events else (), record.id)
 
 
@@ -134,10 +134,13 @@ class _Teller:
 class _RunTeller(_Teller):
     """Collects what happened in one life until that ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: Run | Tombstone) -> None:
         super().__init__()
+        self._record = record
         self._life: _Entry | None = None
         self._steps: list[tuple[str, str]] = []
+        self._heard: list[int] = []
+        """When the holder of this life sent heartbeats."""
         self._cancel = False
 
     def hear(self, event: Event, before: RunState, after: RunState, token: int | None) -> None:
@@ -148,32 +151,43 @@ class _RunTeller(_Teller):
                 self._steps.append((_of_step(event), event.step))
         elif event.event == "cancel_requested" and before is RunState.RUNNING:
             self._cancel = True
+        elif event.event == "heartbeat":
+            self._heard.append(event.at)
         elif before is RunState.RUNNING and after is not RunState.RUNNING:
             self._end(event, after)
         elif after is RunState.RUNNING and before is not RunState.RUNNING:
             self._begin(event, token)
-        elif before is not RunState.RUNNING:
+        elif before is not RunState.RUNNING and not _is_told_by_discard(event):
             self.alone(event, _of_queued(event, after))
 
-    def close(self, record: Run | Tombstone) -> None:
+    def close(self) -> None:
         """Tell of the life that has not ended."""
         life = self._life
         if life is None:
             return
-        where = record.worker
-        holder = "" if where is None else f" on the worker in slot {where.slot} ({where.assignment})"
         steps = self._of_steps()
-        so_far = f"; so far: {steps}" if steps else ""
-        cancel = "; a cancel was requested" if self._cancel else ""
-        self.told.append(replace(life, alike=f"runs{holder}{so_far}{cancel}."))
+        parts = [f"runs{_holder(self._record)}"]
+        parts += [f"so far: {steps}"] if steps else []
+        if self._heard:
+            times = "1 heartbeat" if len(self._heard) == 1 else f"{len(self._heard)} heartbeats"
+            parts.append(f"it sent {times}")
+        parts += ["a cancel was requested"] if self._cancel else []
+        until = max((life.until, *self._heard))
+        self.told.append(replace(life, alike=f"{'; '.join(parts)}.", until=until))
 
     def _begin(self, event: Event, token: int | None = None) -> None:
         self._life = _Entry("", token or event.token or 0, event.revision, event.at, event.at)
-        self._steps, self._cancel = [], False
+        self._steps, self._heard, self._cancel = [], [], False
 
     def _end(self, event: Event, after: RunState) -> None:
         life = self._life or _Entry("", event.token or 0, event.revision, event.at, event.at)
         how = _ENDS.get(event.event, f"ended by {event.event}")
+        if event.event == Trigger.ALL_STEPS_DONE and not self._record.steps:
+            how = "was completed by its holder"
+        elif event.reason in _DISCARDS:
+            how = "was taken from its holder"
+        elif event.event == Trigger.LEASE_EXPIRED and self._heard:
+            how += " after it had sent heartbeats"
         cancel = "a cancel was requested" if self._cancel else ""
         parts = "; ".join(part for part in (cancel, event.detail or "", self._of_steps(event.detail)) if part)
         what = f"{how}: {parts}." if parts else f"{how}."
@@ -195,6 +209,17 @@ class _RunTeller(_Teller):
         return ", ".join(_steps_alike(how, [name for _, name in same]) for how, same in groupby(ended, _how))
 
 
+def _holder(record: Run | Tombstone) -> str:
+    if record.worker is not None:
+        return f" on the worker in slot {record.worker.slot} ({record.worker.assignment})"
+    return f", held by {record.lease.owner}" if isinstance(record, Run) and record.lease is not None else ""
+
+
+def _is_told_by_discard(event: Event) -> bool:
+    """What was discarded out of its queue is cancelled first, in the same commit."""
+    return event.event == Trigger.CANCEL_OBSERVED and event.reason in _DISCARDS
+
+
 def _how(step: tuple[str, str]) -> str:
     return step[0]
 
@@ -209,6 +234,7 @@ def _steps_alike(how: str, names: Sequence[str]) -> str:
 
 
 _STARTED = "started"
+_DISCARDS = (Reason.DISCARDED, Reason.REPLACED)
 _ENDS = {
     Trigger.ALL_STEPS_DONE.value: "ended with its last step",
     Trigger.ATTEMPT_FAILED.value: "failed",
@@ -241,14 +267,18 @@ def _of_queued(event: Event, after: RunState) -> str:
     reason = "" if event.reason is None else f": {EXPLAINED[event.reason].text}"
     detail = f" ({event.detail})" if event.detail else ""
     match event.event:
+        case "submitted" if event.token is not None:
+            return f"Submitted{reason}; earlier runs of this id had lives up to {event.token}."
         case "submitted":
             return f"Submitted{reason}."
+        case "discarded":
+            return f"Taken out for good{reason}."
         case "cancel_requested":
             return "A cancel was requested."
         case Trigger.DEFERRED:
             return f"Deferred{reason}{detail}."
         case Trigger.PROMOTED:
-            return "Made available before its time."
+            return "Made available."
         case Trigger.OPERATOR_RETRY:
             return f"{EXPLAINED[Reason.OPERATOR_RETRY].text.capitalize()}."
         case Trigger.CANCEL_OBSERVED | Trigger.CLAIM:

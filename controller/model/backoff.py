@@ -29,7 +29,13 @@ def ceiling_ms(attempt: int, *, initial_ms: int, cap_ms: int, factor: float = 2.
     return min(cap, int(first * factor**raises))
 
 
-def delay_ms(attempt: int, *, initial_ms: int, cap_ms: int, factor: float = 2.0, generator: Random) -> int:
-    """A wait of 0 to `ceiling_ms`, evenly. Full jitter: those who failed together do not come back together."""
+def delay_ms(
+    attempt: int, *, initial_ms: int, cap_ms: int, factor: float = 2.0, jitter: float = 1.0, generator: Random
+) -> int:
+    """A wait of at most `ceiling_ms`, of which the share *jitter*, 0 to 1, is drawn evenly.
+
+    Full jitter, 1, gives 0 to the ceiling: those who failed together do not come back together.
+    """
     ceiling = ceiling_ms(attempt, initial_ms=initial_ms, cap_ms=cap_ms, factor=factor)
-    return min(ceiling, int(generator.random() * (ceiling + 1)))
+    drawn = int(ceiling * min(1.0, max(0.0, jitter)))
+    return ceiling - drawn + min(drawn, int(generator.random() * (drawn + 1)))

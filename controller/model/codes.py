@@ -101,6 +101,16 @@ ERRORS: Final[Mapping[type[e.ControllerError], Explained]] = {
         "The same id with other content, a run that something still holds, or another provider than its workers have.",
         "Choose another id, or end first what the refusal names.",
     ),
+    e.LeaseLost: Explained(
+        "the lease of the run was lost",
+        "It ran out before a heartbeat renewed it, or the run was taken from its holder on purpose.",
+        "Stop working on it: what this holder reports from now on is refused. Another life of it may run already.",
+    ),
+    e.CancelRequested: Explained(
+        "the run that is worked on shall be cancelled",
+        "Somebody asked for it with `controller cancel`; its holder was told with a heartbeat.",
+        "Stop working on it and give it back: it ends as cancelled.",
+    ),
     e.NotFound: Explained(
         "no such thing",
         "No run, slot, step or code has that name; runs leave the document some time after their end.",

@@ -17,6 +17,8 @@ ControllerError                      1  a bug, unless a subclass says otherwise
 |   +-- SlotTaken                       the slot has a pending action already
 |   +-- TransitionRefused               a machine said no
 |   +-- Conflict                        the same id with other content; a run still held; a changed provider
+|   +-- LeaseLost                       the run that is worked on was given to another, or may be at any moment
+|   +-- CancelRequested                 somebody wants the run that is worked on cancelled
 +-- NotFound                         4  no such run or slot
 +-- Busy                             6
 |   +-- LockBusy                        somebody holds the document lock
@@ -153,6 +155,18 @@ class TransitionRefused(Refusal):
 
 class Conflict(Refusal):
     code = "conflict"
+
+
+class LeaseLost(Refusal):
+    """Stop working on the run: whatever is reported of it from now on is refused."""
+
+    code = "lease_lost"
+
+
+class CancelRequested(Refusal):
+    """Stop working on the run, and say so: it ends as cancelled."""
+
+    code = "cancel_asked"
 
 
 class NotFound(ControllerError):

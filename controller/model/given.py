@@ -22,9 +22,10 @@ class Given(Struct, frozen=True):
     `token` is the one presented; None: the controller acts by its own authority, which is no substitute where only the
     holder can know (`run.is_report`). `worker` takes a claim; elsewhere it presents the token, and must be the holder.
     A claim needs exactly one of `worker` and `lease`. `delay_ms` (backoff, from the caller) is how long a run that goes
-    back to its queue waits. `final` makes a failed life the last one. `key`, `exit_code`, `signal` and `at` (UTC ms,
-    default now) are facts of an attempt. `lease_over`: the holder is proven gone, or its deadline has passed on its own
-    clock. `result` is kept in the tombstone.
+    back to its queue waits, and `longest_ms` the longest that its policy computes (None: the delay was chosen). `final`
+    makes a failed life the last one. `key`, `exit_code`, `signal` and `at` (UTC ms, default now) are facts of an
+    attempt. `lease_over`: the holder is proven gone, or its deadline has passed on its own clock. `result` is kept in
+    the tombstone.
     """
 
     token: int | None = None
@@ -33,6 +34,7 @@ class Given(Struct, frozen=True):
     reason: Reason | None = None
     error: str | None = None
     delay_ms: int | None = None
+    longest_ms: int | None = None
     final: bool = False
     key: str = ""
     exit_code: int | None = None

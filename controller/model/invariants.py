@@ -105,15 +105,16 @@ def regressions(before: Document, after: Document, touched: Touched) -> tuple[Vi
 def against_history(document: Document, events: Iterable[Event]) -> tuple[Violation, ...]:
     """What history knows better than the document: whose it is, and what was handed out already."""
     found: dict[str, Violation] = {}
-    counters = {"serial": 0, "assignment": 0}
+    counters = {"serial": 0, "assignment": 0, "pruned": 0}
     for event in events:
         if event.event == INITIALISED and event.key is not None and event.key != document.lineage:
             what = f"lineage is {document.lineage}, and history began with {event.key}"
             found["lineage"] = Violation("lineage", "fleet", what)
-        run = document.runs.get(event.subject.removeprefix("run:")) if event.subject.startswith("run:") else None
-        if run is not None and event.token is not None and run.attempts < event.token:
-            what = f"token is {run.attempts}, and history knows {event.token}"
+        token = _token_of(document, event.subject)
+        if token is not None and event.token is not None and token < event.token:
+            what = f"token is {token}, and history knows {event.token}"
             found[event.subject] = Violation("token-history", event.subject, what)
+        counters["pruned"] += event.event == "pruned"
         for name, number in _handed_out(event):
             counters[name] = max(counters[name], number)
     for name, known in counters.items():
@@ -121,6 +122,15 @@ def against_history(document: Document, events: Iterable[Event]) -> tuple[Violat
             what = f"counter {name} is at {getattr(document.counters, name)}, and history knows {known}"
             found[name] = Violation("counter-history", "fleet", what)
     return tuple(found.values())
+
+
+def _token_of(document: Document, subject: str) -> int | None:
+    """The last token of the run that an event is about; None: it is about none, or the run is forgotten."""
+    name = subject.removeprefix("run:")
+    if name == subject:
+        return None
+    run, stone = document.runs.get(name), document.finished.get(name)
+    return run.attempts if run is not None else None if stone is None else stone.token
 
 
 def _handed_out(event: Event) -> Iterator[tuple[str, int]]:
@@ -146,6 +156,7 @@ def _violations(document: Document, touched: Touched | None) -> Iterator[Violati
             yield from _run(document, name, run)
             if touched is None:
                 yield from _times(run)
+                yield from _lease(run)
     workers: Iterable[int] = document.workers if touched is None else sorted(touched.slots)
     for slot in workers:
         worker = document.workers.get(slot)
@@ -158,6 +169,7 @@ def _violations(document: Document, touched: Touched | None) -> Iterator[Violati
             yield from _pending(document, slot, parked)
     yield from _resources(document.workers, None if touched is None else touched.resources)
     if touched is None:
+        yield from _permits(document.runs.values())
         for slot in document.slots:
             if not 1 <= slot <= MAX_SLOTS:
                 yield Violation("slot-bounds", f"slot:{slot}", f"slot {slot} is outside 1..{MAX_SLOTS}")
@@ -291,6 +303,29 @@ def _times(run: Run) -> Iterator[Violation]:
     for earlier, first, later, second in pairs:
         if first is not None and second is not None and second < first:
             yield Violation("times", f"run:{run.id}", f"{earlier} at {first} and {later} before that, at {second}")
+
+
+def _lease(run: Run) -> Iterator[Violation]:
+    """At rest only. Numbers that no claim and no heartbeat lets through."""
+    if run.lease is not None and (run.lease.granted_ms < 1 or run.lease.deadline_ms < 1):
+        what = f"its lease of {run.lease.granted_ms} ms until {run.lease.deadline_ms} ms was granted by nobody"
+        yield Violation("lease-range", f"run:{run.id}", what)
+
+
+def _permits(runs: Iterable[Run]) -> Iterator[Violation]:
+    """At rest only: a commit cannot tell without a look at every run. Who claims one counts, under the lock.
+
+    Runs of one key may have different limits. The last of them that was claimed found fewer than its own.
+    """
+    running: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.concurrency_key and run.state is RunState.RUNNING:
+            running.setdefault(run.concurrency_key, []).append(run)
+    for key, holders in running.items():
+        most = max(run.concurrency for run in holders)
+        if len(holders) > most:
+            names = ", ".join(sorted(run.id for run in holders))
+            yield Violation("permits", "fleet", f"key {key} lets at most {most} run at once: {names} are running")
 
 
 def _worker(document: Document, slot: int, worker: Worker) -> Iterator[Violation]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import assert_never
 
+from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from controller.model import refusal
@@ -23,6 +24,7 @@ from controller.model.given import Given, WorkerGiven, holds, run_guards, step_g
 from controller.model.reason import Reason
 from controller.model.records import (
     Attempt,
+    Lease,
     Run,
     RunState,
     Step,
@@ -34,9 +36,20 @@ from controller.model.records import (
 from controller.model.run import is_terminal, next_run
 from controller.model.step import StepGuards, is_blocking, next_step
 from controller.model.transition import Moved, Refused, Trigger, Why
+from controller.model.views import waits_since
 from controller.model.worker import next_worker
 
-__all__ = ["move_run", "move_step", "move_worker", "request_cancel", "skip_unreachable", "Given", "WorkerGiven"]
+__all__ = [
+    "move_run",
+    "move_step",
+    "move_worker",
+    "request_cancel",
+    "skip_unreachable",
+    "extend_lease",
+    "discard",
+    "Given",
+    "WorkerGiven",
+]
 
 
 def move_run(draft: Draft, run_id: str, trigger: Trigger, given: Given) -> Moved[RunState]:
@@ -58,6 +71,8 @@ def move_run(draft: Draft, run_id: str, trigger: Trigger, given: Given) -> Moved
     for effect in moved.effects:
         _perform(effect, scene)
     after = replace(scene.run, state=moved.to)
+    if run.lease is not None and after.lease is None and given.token is not None:
+        after = replace(after, reported=guards.reason or scene.reason or Reason.COMPLETED)
     if scene.retired:
         draft.runs.remove(run_id)
         draft.finished.put(run_id, _tombstone(run, after, given))
@@ -82,13 +97,13 @@ def move_step(draft: Draft, run_id: str, step: str, trigger: Trigger, given: Giv
     if run is None:
         raise _retired(draft, run_id, trigger, given)
     found = next((each for each in run.steps if each.name == step), None)
+    if not holds(run, trigger, given):
+        refused = Refused(run.state if found is None else found.state, trigger, None, Why.STALE_LEASE)
+        raise refusal.of_run(run, refused, given.token, draft.now, step=step)
     if found is None:
         raise NotFound(
             f"run {run_id} has no step {step}", where=f"run:{run_id}", next=f"see `controller show {run_id}`"
         )
-    if not holds(run, trigger, given):
-        refused = Refused(found.state, trigger, None, Why.STALE_LEASE)
-        raise refusal.of_run(run, refused, given.token, draft.now, step=step)
     after, moved = _move_step(draft, run, found, trigger, given, step_guards(run, found, given))
     draft.runs.put(run_id, after)
     return moved
@@ -138,6 +153,41 @@ def request_cancel(draft: Draft, run_id: str, reason: Reason = Reason.CANCELLED)
     draft.runs.put(run_id, replace(run, cancel_requested_at=draft.now, reason=reason))
     draft.event(f"run:{run_id}", "cancel_requested", run.state, run.state, reason=reason, token=run.attempts)
     return True
+
+
+def extend_lease(draft: Draft, run_id: str, token: int, lease: Lease, *, progress: Raw | UnsetType = UNSET) -> Run:
+    """Renew the lease of a consumer that holds the run under *token*, and keep what it says of its progress.
+
+    Raises as `move_run` does. Nothing moves: a lease that ran out and was not taken back yet is still its holder's.
+    """
+    given = Given(token=token)
+    run = draft.runs.get(run_id)
+    if run is None:
+        raise _retired(draft, run_id, "heartbeat", given)
+    if run.lease is None or not holds(run, Trigger.ALL_STEPS_DONE, given):
+        raise refusal.of_run(run, Refused(run.state, None, None, Why.STALE_LEASE), token, draft.now, asked="heartbeat")
+    after = replace(run, lease=lease, progress=run.progress if progress is UNSET else progress)
+    draft.runs.put(run_id, after)
+    draft.event(f"run:{run_id}", "heartbeat", run.state, run.state, token=token)
+    return after
+
+
+def discard(draft: Draft, run_id: str, reason: Reason) -> Tombstone:
+    """Take a run out of the document for good, whatever its state; its holder is shut out. Raises NotFound.
+
+    A caller must have refused what a worker holds: nothing here ends a process.
+    """
+    run = draft.runs.get(run_id)
+    if run is None:
+        raise _retired(draft, run_id, "discard", Given())
+    if not is_terminal(run.state):
+        move_run(draft, run_id, Trigger.CANCEL_OBSERVED, Given(reason=reason))
+    ended = draft.runs.get(run_id) or run
+    stone = replace(_tombstone(run, ended, Given()), state=RunState.CANCELLED, reason=reason)
+    draft.runs.remove(run_id)
+    draft.finished.put(run_id, stone)
+    draft.event(f"run:{run_id}", "discarded", ended.state, RunState.CANCELLED, reason=reason, token=ended.attempts)
+    return stone
 
 
 def skip_unreachable(draft: Draft, run_id: str) -> tuple[str, ...]:
@@ -199,19 +249,27 @@ def _perform(effect: t.AnyEffect, scene: _Scene) -> None:
                 started_at=max(draft.now, scene.run.created_at),
                 finished_at=None,
                 reason=None,
+                progress=UNSET,
+                reported=None,
+                next=None,
             )
         case t.TakeLease():
             scene.run = replace(scene.run, worker=given.worker, lease=given.lease)
         case t.RevokeLease():
             scene.run = replace(scene.run, worker=None, lease=None)
         case t.Defer(reason):
-            due = draft.now + max(0, given.delay_ms or 0)
-            scene.run = replace(scene.run, available_at=due, defer_reason=reason)
+            wait = max(0, given.delay_ms or 0)
+            deferred = {"available_at": draft.now + wait, "longest_ms": given.longest_ms if wait else 0}
+            # One that waits for its key goes on waiting for a holder; whoever comes back, or is put off, begins anew.
+            since = waits_since(scene.run) if scene.run.state is RunState.QUEUED and not wait else None
+            scene.run = replace(scene.run, **deferred, defer_reason=reason, waiting_since=since)
             scene.reason = reason
         case t.CountDeferral():
             scene.run = replace(scene.run, deferrals=scene.run.deferrals + 1)
         case t.ClearDefer():
-            scene.run = replace(scene.run, available_at=None, defer_reason=None)
+            since = min(draft.now, waits_since(scene.run)) if scene.to is RunState.QUEUED else None
+            cleared = {"available_at": None, "longest_ms": None, "defer_reason": None}
+            scene.run = replace(scene.run, **cleared, waiting_since=since)
         case t.CountFailure():
             scene.run = replace(scene.run, failures=scene.run.failures + 1)
         case t.CountCrash():
@@ -242,6 +300,7 @@ def _perform(effect: t.AnyEffect, scene: _Scene) -> None:
                 started_at=None,
                 finished_at=None,
                 reason=None,
+                waiting_since=draft.now,
             )
         case t.Retire():
             scene.retired = True
@@ -351,9 +410,9 @@ def _tombstone(held: Run, ended: Run, given: Given) -> Tombstone:
     )
 
 
-def _retired(draft: Draft, run_id: str, trigger: Trigger, given: Given) -> ControllerError:
+def _retired(draft: Draft, run_id: str, asked: str, given: Given) -> ControllerError:
     """What to raise for a run that is not in the live document."""
     stone = draft.finished.get(run_id)
     if stone is None:
         return NotFound(f"there is no run {run_id}", where=f"run:{run_id}", next="see `controller runs`")
-    return refusal.of_tombstone(stone, trigger, given.token)
+    return refusal.of_tombstone(stone, asked, given.token)

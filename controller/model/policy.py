@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from msgspec import Struct
+
+FLEET_QUEUE: Final = "fleet"
+"""Where commands go that name no queue; the fleet's, unless a setting says otherwise."""
+DEFAULT_QUEUE: Final = "default"
+"""Where payloads go that name no queue, and which consumers take from."""
+LONGEST_LEASE_MS: Final = 86_400_000
+MOST_CLAIMS: Final = 1_000
+"""Runs that one claim takes at most."""
 
 
 class Backoff(Struct, frozen=True):
-    """Capped exponential delays: *initial* times *factor* per attempt, at most *cap*, then full jitter."""
+    """Capped exponential delays: *initial* times *factor* per attempt, at most *cap*; then *jitter*, the share of it
+    that is drawn at random. 1 is full jitter.
+    """
 
     initial_ms: int
     cap_ms: int
     factor: float = 2.0
+    jitter: float = 1.0
+
+
+class QueuePolicy(Struct, frozen=True):
+    """How the runs of one queue are treated, where their submitter or holder does not say.
+
+    `crashes` None: as many as `attempts`. `lease_ms` is for consumers alone. Ended runs are forgotten after
+    `retention_ms`, and the oldest of them beyond `retain`.
+    """
+
+    attempts: int = 1
+    crashes: int | None = None
+    backoff: Backoff = Backoff(1_000, 300_000)
+    lease_ms: int = 60_000
+    retention_ms: int = 30 * 86_400_000
+    retain: int = 10_000
 
 
 class Policy(Struct, frozen=True):
@@ -24,6 +53,11 @@ class Policy(Struct, frozen=True):
     retry: Backoff = Backoff(1_000, 300_000)
     create: Backoff = Backoff(1_000, 300_000)
     send: Backoff = Backoff(1_000, 60_000)
+    by_queue: Mapping[str, QueuePolicy] = {}
+
+    def of_queue(self, name: str) -> QueuePolicy:
+        """The policy of a queue, also of one that no setting names."""
+        return self.by_queue.get(name) or QueuePolicy(backoff=self.retry)
 
 
 def still_waits(until: int | None, now: int, cap_ms: int) -> bool:

@@ -34,6 +34,11 @@ class Reason(StrEnum):
     CANCELLED = "cancelled"
     WORKER_LOST = "worker_lost"
     OPERATOR_RETRY = "operator_retry"
+    CONSUMER_FAILED = "consumer_failed"
+    INVALID_PAYLOAD = "invalid_payload"
+    LEASE_EXPIRED = "lease_expired"
+    DISCARDED = "discarded"
+    REPLACED = "replaced"
     # outcomes of sends
     DONE = "done"
     PENDING = "pending"
@@ -72,7 +77,7 @@ EXPLAINED: Final[Mapping[Reason, Explained]] = {
     Reason.CONCURRENCY: Explained(
         "waits for its concurrency key",
         "As many runs of this key are active as its limit allows.",
-        "Nothing to do: it is claimable in the commit that ends one of them.",
+        "Nothing to do: it is claimable in the commit that ends one of them. `controller explain RUN` names them.",
     ),
     Reason.RETRY_BACKOFF: Explained(
         "waits before its next life",
@@ -81,7 +86,7 @@ EXPLAINED: Final[Mapping[Reason, Explained]] = {
     ),
     Reason.RECONCILED_AFTER_CRASH: Explained(
         "queued again after its holder was lost",
-        "Its worker is proven gone; the crash budget is not spent.",
+        "Its holder is proven gone, or its lease ran out; the crash budget is not spent.",
         _WAIT,
     ),
     Reason.REQUEUED_AFTER_SHUTDOWN: Explained(
@@ -128,12 +133,12 @@ EXPLAINED: Final[Mapping[Reason, Explained]] = {
     ),
     Reason.CRASHES_EXHAUSTED: Explained(
         "lost its holder as often as it may",
-        "Its worker was lost as often as its crash budget allows; the run itself may be what kills its workers.",
-        "Look at the lost workers with `controller history RUN`, then `controller retry RUN`.",
+        "Its holder was lost as often as its crash budget allows; the run itself may be what ends its holders.",
+        "See how each was lost with `controller history RUN`, then `controller retry RUN`.",
     ),
     Reason.WITHDRAWN: Explained(
         "withdrawn",
-        "It was taken back before any worker took it.",
+        "It was taken back before anybody took it.",
         "Nothing to do; `controller retry RUN` queues it again.",
     ),
     Reason.CANCELLED: Explained(
@@ -148,6 +153,31 @@ EXPLAINED: Final[Mapping[Reason, Explained]] = {
         "sent back to its queue by an operator",
         "It had ended and was retried; succeeded steps are kept and the budgets start anew.",
         _WAIT,
+    ),
+    Reason.CONSUMER_FAILED: Explained(
+        "its consumer reported a failure",
+        "The program that held it said that this life failed, and with which error.",
+        "Mend what its last error names. `controller retry RUN` queues it again.",
+    ),
+    Reason.INVALID_PAYLOAD: Explained(
+        "its payload cannot be worked on",
+        "The program that held it said that no other life would fare better with this payload.",
+        "Submit it anew with another payload: `controller submit --id NEW --queue Q --payload JSON`.",
+    ),
+    Reason.LEASE_EXPIRED: Explained(
+        "its holder's lease ran out",
+        "The program that held it neither finished nor sent a heartbeat in time, or this host was rebooted.",
+        "Nothing to do while the crash budget lasts; else find what ends its consumers, then `controller retry RUN`.",
+    ),
+    Reason.DISCARDED: Explained(
+        "discarded",
+        "Somebody took it out of its queue for good: `controller queue discard`.",
+        "Nothing to do. It cannot be retried; the same id may be submitted again.",
+    ),
+    Reason.REPLACED: Explained(
+        "replaced by another run of its id",
+        "The id was submitted again with other content and --replace.",
+        "Nothing to do: `controller show RUN` tells of the one that took its place.",
     ),
     Reason.DONE: Explained("done", "The provider did what was asked, and said so.", "Nothing to do."),
     Reason.PENDING: Explained(

@@ -125,13 +125,22 @@ class Lease(Record, frozen=True):
     """An outside consumer's exclusive right to a run.
 
     `deadline_ms` is on the monotonic clock of the boot `boot_id`, at most `granted_ms` after the grant: wall clock
-    jumps neither rob a live holder nor protect a dead one, and a reboot ends every lease.
+    jumps neither rob a live holder nor protect a dead one, and a reboot ends every lease. So does a restore of the
+    document: `epoch` is the one that it was granted in.
     """
 
     owner: str
     boot_id: str
     deadline_ms: int
     granted_ms: int
+    epoch: str = ""
+
+
+class Handed(Record, frozen=True):
+    """A run that its consumer got in the commit that ended another: a repeated report is answered with it again."""
+
+    run: str
+    token: int
 
 
 class Run(Record, frozen=True):
@@ -155,7 +164,11 @@ class Run(Record, frozen=True):
     crashes: int = 0
     deferrals: int = 0
     available_at: int | None = None
+    longest_ms: int | None = None
+    """Further away than this, `available_at` is over: the clock went back. None: it is a time that was chosen."""
     defer_reason: Reason | None = None
+    waiting_since: int | None = None
+    """Since when it waits for a holder, where nothing else says so. None: since it is due, or was submitted."""
     cancel_requested_at: int | None = None
     worker: WorkerRef | None = None
     lease: Lease | None = None
@@ -166,10 +179,24 @@ class Run(Record, frozen=True):
     payload: Raw | UnsetType = UNSET
     content: str = ""
     """SHA-256 of what was submitted: the same id with other content is a conflict."""
+    earlier_lives: int = 0
+    """Lives of earlier runs of this id: the first token of this one is one more."""
+    concurrency_key: str = ""
+    concurrency: int = 0
+    """At most so many runs of the key are running once this one is; 0 without a key."""
+    progress: Raw | UnsetType = UNSET
+    """What the holder of this life said last of its progress."""
+    reported: Reason | None = None
+    """How the consumer that held the last life ended it; None: it did not, or no consumer held it."""
+    next: Handed | None = None
+    """What that consumer got with its last report."""
 
 
 class Tombstone(Record, frozen=True):
-    """What stays of a run that succeeded: answers late duplicates, `show` and a repeated `submit --id`."""
+    """What stays of a run that left the document: it succeeded, or was discarded (`state` is cancelled then).
+
+    Answers late duplicates, `show` and, for one that succeeded, a repeated `submit --id`.
+    """
 
     id: str
     queue: str
@@ -184,6 +211,7 @@ class Tombstone(Record, frozen=True):
     steps: tuple[Step, ...] = ()
     reason: Reason | None = None
     result: Raw | UnsetType = UNSET
+    next: Handed | None = None
 
 
 class Resource(Record, frozen=True):
@@ -263,6 +291,8 @@ class Slot(Record, frozen=True):
 
 
 class Queue(Record, frozen=True):
+    """`claims` counts every claim of the queue: one in so many is the fair one (`engine.discovery`)."""
+
     paused: bool = False
     claims: int = 0
 
@@ -312,12 +342,13 @@ class Event(Record, frozen=True, rename={"from_": "from"}):
 
 
 class Counters(Record, frozen=True):
-    """What ids and serials are minted from. Only ever raised."""
+    """What ids and serials are minted from, and how many ended runs were forgotten. Only ever raised."""
 
     run: int = 0
     sequence: int = 0
     assignment: int = 0
     serial: int = 0
+    pruned: int = 0
 
 
 class Document(Struct, frozen=True, forbid_unknown_fields=True):

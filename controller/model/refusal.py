@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from msgspec import structs
+
 from controller.model.errors import TransitionRefused
-from controller.model.reason import Explained
-from controller.model.records import Run, Tombstone, Worker
+from controller.model.reason import EXPLAINED, Explained, Reason
+from controller.model.records import Run, RunState, Tombstone, Worker
 from controller.model.transition import Refused, Trigger, Why
 
 REFUSALS: Final[Mapping[Why, Explained]] = {
@@ -71,18 +73,43 @@ _NEXT: Final[Mapping[Why, str]] = {
 }
 
 
-def of_run(run: Run, refused: Refused, token: int | None, now: int, *, step: str | None = None) -> TransitionRefused:
-    """The refusal of a run's transition, or of its *step*'s. *token* is what was presented, if anything was."""
+def of_run(
+    run: Run, refused: Refused, token: int | None, now: int, *, step: str | None = None, asked: str | None = None
+) -> TransitionRefused:
+    """The refusal of a run's transition, or of its *step*'s. *token* is what was presented, if anything was.
+
+    *asked* is what was asked for where that is no event. A holder that repeats the report which ended its life is told
+    so: that it was heard is no reason to do anything, and "stale" is.
+    """
     subject = f"run {run.id}" if step is None else f"step {step} of run {run.id}"
     where = _holder(run)
-    if refused.why is Why.STALE_LEASE:
+    if refused.why is Why.STALE_LEASE and token == run.attempts and run.reported is not None:
+        where = _reported(run.reported, refused.event, token)
+        refused = structs.replace(refused, denied=None, why=Why.ILLEGAL_TRANSITION)
+    elif refused.why is Why.STALE_LEASE:
         presented = "no token was presented" if token is None else f"token {token} is stale"
         if token == run.attempts:
-            presented = f"token {token} was presented by another than its holder"
+            held = run.worker is not None or run.lease is not None
+            presented = f"token {token} was " + ("presented by another than its holder" if held else "taken back")
         where = f"{presented}; {where}"
     elif refused.why is Why.NOT_AVAILABLE and step is None and run.available_at is not None:
         where = f"due in {run.available_at - now} ms ({run.defer_reason}); {where}"
-    return _refusal(subject, refused, where, f"controller show {run.id}")
+    return _refusal(subject, refused, where, f"controller show {run.id}", asked)
+
+
+def _reported(reported: Reason, event: Trigger | None, token: int | None) -> str:
+    """What a holder hears who reports once more: that it was heard, or that something else had ended its life."""
+    text = EXPLAINED[reported].text
+    match reported:
+        case Reason.COMPLETED | Reason.CANCELLED:
+            same = Trigger.ALL_STEPS_DONE
+        case Reason.REQUEUED_AFTER_SHUTDOWN:
+            same = Trigger.SHUTDOWN_DRAIN
+        case _:
+            same = Trigger.ATTEMPT_FAILED
+    if event is same:
+        return f"already done by you, token {token}: {text}"
+    return f"you reported something else with token {token} before: {text}; this was not taken"
 
 
 def of_worker(slot: int, worker: Worker | None, refused: Refused) -> TransitionRefused:
@@ -94,10 +121,16 @@ def of_worker(slot: int, worker: Worker | None, refused: Refused) -> TransitionR
     return _refusal(f"the worker of slot {slot}", refused, where, f"controller show slot:{slot}")
 
 
-def of_tombstone(stone: Tombstone, trigger: Trigger, token: int | None) -> TransitionRefused:
-    """The refusal of whatever is asked of a run that succeeded: "already done by you" is not "stale"."""
+def of_tombstone(stone: Tombstone, asked: str, token: int | None) -> TransitionRefused:
+    """The refusal of whatever is asked of a run that left: "already done by you" is not "stale"."""
     holder = f"slot {stone.worker.slot}" if stone.worker else stone.owner or "its holder"
-    if token is not None and token != stone.token:
+    trigger = None
+    if stone.state is not RunState.SUCCEEDED:
+        why = Why.ILLEGAL_TRANSITION if token is None else Why.STALE_LEASE
+        refused = Refused(stone.state, trigger, None, why)
+        gone = EXPLAINED[stone.reason or Reason.DISCARDED].text
+        where = f"it was {gone} at {_clock(stone.finished_at)}; its last token was {stone.token}"
+    elif token is not None and token != stone.token:
         refused = Refused(stone.state, trigger, None, Why.STALE_LEASE)
         where = f"token {token} is stale; {holder} completed it with token {stone.token} at {_clock(stone.finished_at)}"
     elif token is None:
@@ -106,13 +139,13 @@ def of_tombstone(stone: Tombstone, trigger: Trigger, token: int | None) -> Trans
     else:
         refused = Refused(stone.state, trigger, None, Why.ILLEGAL_TRANSITION)
         where = f"already done by you, token {token}, at {_clock(stone.finished_at)}"
-    return _refusal(f"run {stone.id}", refused, where, f"controller show {stone.id}")
+    return _refusal(f"run {stone.id}", refused, where, f"controller show {stone.id}", asked)
 
 
-def _refusal(subject: str, refused: Refused, where: str, see: str) -> TransitionRefused:
+def _refusal(subject: str, refused: Refused, where: str, see: str, asked: str | None = None) -> TransitionRefused:
     denied = f" (not moved to {refused.denied})" if refused.denied else ""
     state = refused.state or "not there"
-    what = f"{subject} is {state}: {refused.event} refused{denied}: {REFUSALS[refused.why].text}"
+    what = f"{subject} is {state}: {asked or refused.event} refused{denied}: {REFUSALS[refused.why].text}"
     return TransitionRefused(what, why=refused.why, where=where, next=_NEXT[refused.why].format(see=see))
 
 

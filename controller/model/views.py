@@ -18,8 +18,18 @@ class View(StrEnum):
 
 
 def is_deferred(run: Run, now: int) -> bool:
-    """Queued and not due yet. Exactly *now* is due."""
-    return run.state is RunState.QUEUED and run.available_at is not None and run.available_at > now
+    """Queued and not due yet. Exactly *now* is due, and so is what is further away than it was ever to wait."""
+    if run.state is not RunState.QUEUED or run.available_at is None:
+        return False
+    wait = run.available_at - now
+    return wait > 0 and (run.longest_ms is None or wait <= run.longest_ms)
+
+
+def waits_since(run: Run) -> int:
+    """Since when, in UTC ms, a queued run that is due has waited for a holder."""
+    if run.waiting_since is not None:
+        return run.waiting_since
+    return run.created_at if run.available_at is None else run.available_at
 
 
 def view_of(run: Run, now: int) -> View | None:
@@ -38,9 +48,12 @@ def view_of(run: Run, now: int) -> View | None:
 def advice(run: Run | Tombstone) -> str | None:
     """What a person does about *run*, in a sentence or two; None when nothing explains its state.
 
-    That a step failed is no reason to act on: how it failed is. A command that never started wrote no log.
+    That a step failed is no reason to act on: how it failed is. A command that never started wrote no log, and what a
+    consumer ran wrote none here.
     """
     reason = run.reason or (run.defer_reason if isinstance(run, Run) else None)
-    if reason in (Reason.STEP_FAILED, Reason.ATTEMPTS_EXHAUSTED):
+    if isinstance(run, Run) and run.reported is not None and reason is not Reason.INVALID_PAYLOAD:
+        reason = Reason.CONSUMER_FAILED if run.state is RunState.FAILED else reason
+    elif reason in (Reason.STEP_FAILED, Reason.ATTEMPTS_EXHAUSTED):
         reason = next((step.reason for step in run.steps if step.state is StepState.FAILED and step.reason), reason)
     return None if reason is None else EXPLAINED[reason].next.replace("RUN", run.id)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from itertools import compress
+from itertools import compress, islice
 from operator import is_, is_not
 from typing import Any, Final, NamedTuple
 
@@ -163,10 +163,16 @@ class Encoder:
         before, old = known.records, known.lines
         if records is before:
             return known.data
-        if len(records) == len(before) and all(map(is_, records, before)):
-            # The same keys in the same order, as after most commits: only lines that differ are looked at one by one.
-            lines = dict(old)
-            for key in compress(records, map(is_not, records.values(), before.values())):
+        kept, lines = dict(before), dict(old)
+        for key in before.keys() - records.keys():
+            del kept[key], lines[key]
+        more = len(records) - len(kept)
+        if (more == 0 or (more > 0 and name not in BY_SLOT)) and all(map(is_, kept, records)):
+            # What is left of them stands in its old order, with new ones behind it, as after every commit: only lines
+            # that differ are looked at one by one.
+            for key in compress(kept, map(is_not, records.values(), kept.values())):
+                lines[key] = _entry(key, records[key])
+            for key in islice(records, len(kept), None):
                 lines[key] = _entry(key, records[key])
         else:
             # Slots by number for whoever reads the file; other sections in the order their records came.

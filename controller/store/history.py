@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -185,11 +185,10 @@ class History:
             return [], Tail(0, (), b"")
         except OSError as error:
             raise disk.denied(error, self.path) or self._unreadable(disk.says(error)) from error
-        # A cheap look before decoding; what it lets through is checked again.
-        wanted = b"" if subject is None else msgspec.json.encode(subject)
-        lines = enumerate(data.split(b"\n")[:-1], 1)
-        found = [self._decoded(line, f"line {number}") for number, line in lines if wanted in line]
-        return [event for event in found if subject in (None, event.subject)], tail
+        if subject is None:
+            return [self._decoded(line, f"line {n}") for n, line in enumerate(data.split(b"\n")[:-1], 1)], tail
+        found = [self._decoded(data[begin:end], f"the line at offset {begin}") for begin, end in _lines(data, subject)]
+        return [event for event in found if event.subject == subject], tail
 
     def _decoded(self, line: bytes, where: str) -> Event:
         try:
@@ -203,6 +202,19 @@ class History:
             where=str(self.path),
             next="nothing was changed; set the file aside, and history begins again with the document's own events",
         )
+
+
+def _lines(data: bytes, subject: str) -> Iterator[tuple[int, int]]:
+    """Where lines begin and end that might be of *subject*: what decoding lets through is checked again.
+
+    Nothing is split: a history of many years is looked through while others wait for the document.
+    """
+    wanted, end = msgspec.json.encode(subject), -1
+    while (place := data.find(wanted, end + 1)) >= 0:
+        begin, end = data.rfind(b"\n", 0, place) + 1, data.find(b"\n", place)
+        yield begin, end
+        if end < 0:
+            return
 
 
 def _event_or_none(line: bytes) -> Event | None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from controller.clock import FakeClock
 from controller.engine.pending import Sender
 from controller.engine.planner import Ground
-from controller.engine.queue import Context, Submission, submit
+from controller.engine.queue import Context, submit
 from controller.engine.reconcile import Reconciler, Stop
+from controller.engine.submission import Submission
 from controller.model.action import Action, action_of
 from controller.model.policy import Policy
 from controller.model.records import Document, PendingAction, Step

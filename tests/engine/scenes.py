@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from controller.engine.planner import Ground, Plan, plan
-from controller.engine.queue import Submission, add_run
+from controller.engine.submission import Submission, add_run
 from controller.model.edit import Draft, apply_edit
 from controller.model.inventory import Inventory, Look, Seen, SeenStep, SeenWorker
 from controller.model.policy import Policy

@@ -123,7 +123,7 @@ def test_every_deferral_says_why_how_long_and_what_next(reason: Reason) -> None:
     found = explained(available_at=NOW + 1_500, defer_reason=reason)
     assert found.because[:2] == (f"It waits another 2 s: {EXPLAINED[reason].text}.", EXPLAINED[reason].why)
     assert found.next == (EXPLAINED[reason].next.replace("RUN", "a"),)
-    assert "No worker takes it: not available yet, but in 2 s." in could(found)
+    assert "Nobody takes it: not available yet, but in 2 s." in could(found)
     assert refusals(found)[Trigger.CLAIM] is Why.NOT_AVAILABLE
 
 
@@ -142,7 +142,7 @@ def test_a_queued_run_whose_cancel_was_requested_is_cancelled_instead_of_claimed
 def test_a_run_of_consumers_is_not_for_the_fleet() -> None:
     document = with_runs("a")
     found = explain_run(document, "a", around(queues=("other",)))
-    assert "Its queue fleet is served by consumers" in found.because[0]
+    assert "Queue fleet is served by consumers, not by the fleet" in found.because[-1]
 
 
 def test_a_draining_fleet_keeps_a_run_waiting() -> None:
@@ -183,9 +183,9 @@ def test_a_running_run_that_is_to_be_cancelled_says_how_that_ends() -> None:
 
 
 def test_an_outside_holder_may_give_its_run_back() -> None:
-    lease = Lease("alice", "boot", 5_000, 1_000)
+    lease = Lease("one", "boot", 5_000, 1_000)
     found = explained(state=RunState.RUNNING, attempts=1, lease=lease)
-    assert found.because[0] == "alice holds it under token 1."
+    assert found.because[0] == "one holds it under token 1."
     assert "Given back by its holder, it is queued again" in could(found)
 
 

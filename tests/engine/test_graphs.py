@@ -11,7 +11,7 @@ import pytest
 from controller.engine import queue
 from controller.engine.explain import Surroundings, explain_run
 from controller.engine.fsck import check
-from controller.engine.queue import Submission
+from controller.engine.submission import Submission
 from controller.model.action import STEP_KEY_VARIABLE, Action, ExecuteRequest, step_key
 from controller.model.reason import Reason
 from controller.model.records import ActionType, Run, RunState, Step, StepState, Tombstone

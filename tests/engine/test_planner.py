@@ -241,7 +241,8 @@ def test_a_draining_fleet_takes_nothing_and_empties_itself() -> None:
 
 def test_a_backoff_longer_than_its_policy_allows_is_over_since_the_clock_went_back() -> None:
     document = with_ready_worker("a")
-    run = replace(document.runs["a"], available_at=NOW + 10**10, defer_reason=Reason.RETRY_BACKOFF)
+    longest = GROUND.policy.retry.cap_ms
+    run = replace(document.runs["a"], available_at=NOW + 10**10, longest_ms=longest, defer_reason=Reason.RETRY_BACKOFF)
     document, made = planned(replace(document, runs={"a": run}))
     assert made.parks[0].type is ActionType.EXECUTE
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from controller.engine.queue import Submission, cancel, retry, submit, withdraw
+from controller.engine.queue import cancel, retry, submit, withdraw
 from controller.engine.story import FIRST, LAST, Begins, Story, tell_run, tell_slot
+from controller.engine.submission import Submission
 from controller.model.edit import Draft, apply_edit
 from controller.model.perform import Given, move_run, move_step
 from controller.model.reason import Reason
@@ -291,7 +292,7 @@ def test_what_happened_is_told_in_words(fleet: Fleet, live: Callable[[Fleet], No
 def test_an_outside_holder_gives_its_run_back() -> None:
     document = with_runs("a", attempts=3)
     events: list[Event] = list(document.events)
-    lease = Lease("alice", "boot", 5_000, 1_000)
+    lease = Lease("one", "boot", 5_000, 1_000)
     held = Given(token=1)
     for act in (
         lambda draft: move_run(draft, "a", Trigger.CLAIM, Given(lease=lease)),

@@ -30,7 +30,7 @@ from controller.model.records import (
 
 NOW = 1_700_000_000_000
 HOLDER = WorkerRef(3, "a-1", 1)
-LEASE = Lease("alice", "boot", 5_000, 1_000)
+LEASE = Lease("one", "boot", 5_000, 1_000)
 FAILED = Given(token=1, reason=Reason.EXIT_CODE, error="exit 7", delay_ms=500)
 
 

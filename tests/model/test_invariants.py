@@ -85,6 +85,11 @@ def running(**fields: Any) -> Run:
     return run(**{"state": RunState.RUNNING, "attempts": 1, "worker": HELD, "started_at": NOW + 1, **fields})
 
 
+def leased(name: str, deadline: int = 1, granted: int = 1, **fields: Any) -> Run:
+    """A run that a consumer holds."""
+    return running(id=name, worker=None, lease=Lease("one", "boot", deadline, granted), **fields)
+
+
 def worker(**fields: Any) -> Worker:
     return replace(Worker(1, "a-1", 1, "local", NOW, NOW, WorkerState.ASSIGNED, run="r-1"), **fields)
 
@@ -157,7 +162,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("run-defer-reason", {"runs": {"r-1": running(), "r-2": run(id="r-2", available_at=NOW)}}),
     ("run-holder", {"runs": {"r-1": running(worker=None)}}),
-    ("run-holder", {"runs": {"r-1": running(lease=Lease("alice", "boot", 1, 1))}}),
+    ("run-holder", {"runs": {"r-1": running(lease=Lease("one", "boot", 1, 1))}}),
     ("run-holder", {"runs": {"r-1": run(worker=HELD)}}),
     ("run-token", {"runs": {"r-1": running(attempts=0)}}),
     ("run-worker", {"workers": {}}),
@@ -198,6 +203,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("times", {"runs": {"r-1": running(steps=(step(attempts=(replace(DONE, ended_at=NOW - 1),)),))}}),
+    ("lease-range", {"runs": {"r-1": running(), "r-2": leased("r-2", granted=0)}}),
+    ("lease-range", {"runs": {"r-1": running(), "r-2": leased("r-2", deadline=0)}}),
+    ("permits", {"runs": {name: leased(name, concurrency_key="k", concurrency=1) for name in ("r-2", "r-3")}}),
     ("pending-action", {"pending_actions": {2: PendingAction(action=Raw(b"5"), parked_at=NOW)}}),
     ("pending-key", {"pending_actions": {2: PendingAction(action=tampered(), parked_at=NOW)}}),
     ("pending-slot", {"pending_actions": {3: PendingAction(action=key_and_bytes(2)[1], parked_at=NOW)}}),
@@ -272,6 +280,38 @@ def test_history_knows_whose_it_is_and_what_was_handed_out() -> None:
     assert {violation.id for violation in found} == AGAINST_HISTORY
     assert {violation.subject for violation in found} == {"fleet", "run:r-1"}
     assert all(violation.what for violation in found)
+
+
+def test_runs_of_one_key_are_as_many_as_the_largest_of_their_limits_at_most() -> None:
+    held = {f"r-{n}": leased(f"r-{n}", concurrency_key="k", concurrency=limit) for n, limit in ((2, 1), (3, 2))}
+    others = {"r-4": leased("r-4", concurrency_key="other", concurrency=1), "r-5": leased("r-5"), "r-6": leased("r-6")}
+    waiting = {"r-7": run(id="r-7", concurrency_key="k", concurrency=1)}
+    sound = document(runs={**document().runs, **held, **others, **waiting})
+    assert violations(sound) == ()
+    third = leased("r-8", concurrency_key="k", concurrency=2)
+    (found,) = violations(replace(sound, runs={**sound.runs, "r-8": third}))
+    assert (found.id, found.subject) == ("permits", "fleet")
+    assert found.what == "key k lets at most 2 run at once: r-2, r-3, r-8 are running"
+
+
+def test_what_takes_a_look_at_every_run_refuses_no_commit() -> None:
+    held = {f"r-{n}": leased(f"r-{n}", concurrency_key="k", concurrency=1) for n in (2, 3)}
+    bad = document(runs={**document().runs, **held, "r-4": leased("r-4", granted=0)})
+    assert {found.id for found in violations(bad)} == {"permits", "lease-range"}
+    assert violations(bad, touched(runs=("r-2", "r-3", "r-4"))) == ()
+
+
+def test_history_knows_the_tokens_of_runs_that_left_and_how_many_were_forgotten() -> None:
+    stone = Tombstone("r-9", "q", 1, 2, NOW, NOW, RunState.SUCCEEDED)
+    kept = document(finished={"r-9": stone}, counters=replace(document().counters, pruned=1))
+    claimed = Event(1, 1, NOW, "test", "run:r-9", "claim", token=2)
+    pruned = Event(1, 2, NOW, "test", "run:r-8", "pruned", token=7)
+    assert against_history(kept, (claimed, pruned)) == ()
+    found = against_history(kept, (replace(claimed, token=3), pruned, replace(pruned, subject="run:r-7")))
+    assert [violation.what for violation in found] == [
+        "token is 2, and history knows 3",
+        "counter pruned is at 1, and history knows 2",
+    ]
 
 
 @pytest.mark.parametrize("assignment", ["a-3", "a-0f-3"])

@@ -99,7 +99,7 @@ class TestFence:
         midnight = NOW // 86_400_000 * 86_400_000
         draft = draft_of(running(worker=None, lease=LEASE, started_at=midnight + 3_600_000))
         said = refused(draft, lambda: move_run(draft, "r-1", Trigger.ALL_STEPS_DONE, Given(token=2)))
-        assert said.where == "token 2 is stale; the current token is 1, held by alice since 01:00:00Z"
+        assert said.where == "token 2 is stale; the current token is 1, held by one since 01:00:00Z"
 
     def test_the_right_token_from_another_worker_is_refused(self) -> None:
         draft = draft_of(running(step(state=StepState.SUCCEEDED)))
@@ -157,7 +157,7 @@ class TestSuccess:
         assert (only_event(draft).to, only_event(draft).token) == ("succeeded", 1)
 
     def test_late_duplicates_are_told_apart(self) -> None:
-        stone = Tombstone("r-1", "q", 1, 2, NOW, NOW, RunState.SUCCEEDED, owner="alice")
+        stone = Tombstone("r-1", "q", 1, 2, NOW, NOW, RunState.SUCCEEDED, owner="one")
         draft = draft_of(finished={"r-1": stone})
         mine, stale, nobodys = (
             refused(draft, lambda t=token: move_run(draft, "r-1", Trigger.ALL_STEPS_DONE, Given(token=t)))
@@ -166,7 +166,7 @@ class TestSuccess:
         assert (mine.why, mine.where) == ("illegal_transition", "already done by you, token 2, at 22:13:20Z")
         assert (stale.why, stale.where) == (
             "stale_lease",
-            "token 1 is stale; alice completed it with token 2 at 22:13:20Z",
+            "token 1 is stale; one completed it with token 2 at 22:13:20Z",
         )
         assert nobodys.why == "illegal_transition"
         again = refused(draft, lambda: move_run(draft, "r-1", Trigger.OPERATOR_RETRY, Given()))
@@ -181,12 +181,12 @@ class TestSuccess:
         assert said.where == "token 1 is stale; slot 3 completed it with token 2 at 22:13:20Z"
 
     def test_a_finished_run_refuses_a_cancel(self) -> None:
-        stone = Tombstone("r-1", "q", 1, 2, NOW, NOW, RunState.SUCCEEDED, owner="alice")
+        stone = Tombstone("r-1", "q", 1, 2, NOW, NOW, RunState.SUCCEEDED, owner="one")
         draft = draft_of(finished={"r-1": stone})
         said = refused(draft, lambda: request_cancel(draft, "r-1", Reason.CANCELLED))
         assert said.why == "illegal_transition"
         assert said.what.startswith("run r-1 is succeeded: cancel_observed refused: ")
-        assert said.where == "alice completed it with token 2 at 22:13:20Z"
+        assert said.where == "one completed it with token 2 at 22:13:20Z"
 
     def test_a_step_that_has_not_ended_holds_it_back(self) -> None:
         draft = draft_of(running(step(state=StepState.RUNNING)))

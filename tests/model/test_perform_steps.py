@@ -114,7 +114,7 @@ class TestSteps:
         assert move_step(draft, "r-1", "main", Trigger.LEASE_EXPIRED, lost).to is to
 
     def test_a_finished_run_refuses_what_is_said_of_its_steps(self) -> None:
-        stone = Tombstone("r-1", "q", 1, 2, NOW, NOW, RunState.SUCCEEDED, owner="alice")
+        stone = Tombstone("r-1", "q", 1, 2, NOW, NOW, RunState.SUCCEEDED, owner="one")
         draft = draft_of(finished={"r-1": stone})
         said = refused(draft, lambda: move_step(draft, "r-1", "main", Trigger.STEP_FAILED, Given(token=1)))
         assert said.why == "stale_lease"

@@ -19,7 +19,7 @@ from controller.model.inventory import Seen, SeenStep, SeenWorker, StepSeen
 from controller.model.process import Liveness, ProcessIdentity
 from controller.model.records import ActionType
 from controller.provider.process import liveness
-from controller.provider.protocol import Done, Outcome, Pending, Provider, Rejected
+from controller.provider.protocol import Done, Outcome, Pending, Provider, Rejected, Unknown
 
 LINEAGE = "0b6c1de4-6a0f-4c2e-9d53-3d2f3d1d9a01"
 OTHER_LINEAGE = "0b6c1de4-6a0f-4c2e-9d53-3d2f3d1d9a02"
@@ -118,9 +118,12 @@ class Asker:
         return outcome
 
     def create(self, slot: int = 1, *, assignment: str = "a-1", generation: int = 1) -> Sent:
-        """A worker, made and ready."""
+        """A worker, made and ready. One that is slow to start is asked for again, under its key, as the engine does."""
         sent = self.mint(ActionType.CREATE, slot, assignment=assignment, generation=generation)
-        self.done(sent)
+        deadline = self.clock.monotonic() + PATIENCE
+        while not isinstance(outcome := self.settle(sent), Done):
+            assert isinstance(outcome, Unknown), outcome
+            assert self.clock.monotonic() < deadline, f"unknown for ever: {outcome}"
         until(self.clock, lambda: any(w.slot == slot and w.state is Seen.READY for w in self.workers()))
         return sent
 
