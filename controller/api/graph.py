@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec.structs import replace
+from msgspec import UNSET, structs
 
-from controller.api.options import DURATIONS, LONGEST_MS, parse_duration
+from controller.api import amounts
+from controller.api.options import DURATIONS, MOST_ATTEMPTS, parse_duration
+from controller.api.payload import encoded
 from controller.api.settings import absolute
 from controller.api.words import meant
-from controller.engine.queue import Submission
+from controller.engine.submission import Submission
 from controller.model.errors import StrictError, UsageFault
 from controller.model.graph import misfit, quoted
-from controller.model.records import Step, is_id
+from controller.model.records import Priority, Step, is_id
 from controller.model.strict import strict_loads
 
 STEP: Final = "main"
@@ -28,7 +31,6 @@ STEP: Final = "main"
 MOST_BYTES: Final = 4 << 20
 _TOP: Final = ("id", "attempts", "steps")
 _MEMBERS: Final = ("name", "argv", "needs", "env", "cwd", "timeout", "attempts")
-_MOST_ATTEMPTS: Final = 1_000_000
 
 
 def submission(
@@ -36,34 +38,92 @@ def submission(
     *,
     steps: Iterable[Mapping[str, Any]] | None = None,
     id: str | None = None,  # noqa: A002 - the word of the file and the command line
-    attempts: int = 1,
+    attempts: int | None = None,
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     timeout: float | None = None,
+    payload: Any = UNSET,
+    queue: str | None = None,
+    priority: Priority | str = Priority.NORMAL,
+    crashes: int | None = None,
+    delay: float | None = None,
+    at: int | datetime | None = None,
+    unique_for: float | None = None,
+    concurrency_key: str = "",
+    concurrency: int | None = None,
+    replace: bool = False,
 ) -> Submission:
-    """A run to be: a command, or *steps*. See `Controller.submit`. Relative directories are those of this process.
+    """A run to be: a command, *steps*, or *payload* alone for a consumer. See `Controller.submit`. Relative directories
+    are those of this process.
 
     Raises UsageFault.
     """
-    if (argv is None) == (steps is None):
+    content = _content(argv, steps, id, attempts, env, cwd, timeout, payload)
+    if delay is not None and at is not None:
+        raise UsageFault("a run is due after a delay or at a time", where="delay; at", next="give one of them")
+    if replace and id is None:
+        raise UsageFault("there is nothing to replace without an id", where="replace", next="give the id, too")
+    if concurrency is not None and not concurrency_key:
+        raise UsageFault("concurrency is that of a key", where="concurrency", next="give concurrency_key, too")
+    return structs.replace(
+        content,
+        id=content.id if id is None else _chosen("id", id, _id),
+        queue=None if queue is None else _chosen("queue", queue, _id),
+        priority=_priority(priority),
+        max_crashes=None if crashes is None else amounts.count(crashes, "crashes", MOST_ATTEMPTS),
+        payload=encoded(payload, "payload"),
+        delay_ms=None if delay is None else amounts.milliseconds(delay, "delay", zero=True),
+        at=None if at is None else amounts.moment(at, "at"),
+        unique_ms=None if unique_for is None else amounts.milliseconds(unique_for, "unique_for"),
+        concurrency_key=_chosen("concurrency_key", concurrency_key, _name),
+        concurrency=1 if concurrency is None else amounts.count(concurrency, "concurrency", MOST_ATTEMPTS),
+        replace=replace,
+    )
+
+
+def _content(
+    argv: Sequence[str] | None,
+    steps: Iterable[Mapping[str, Any]] | None,
+    run_id: str | None,
+    attempts: int | None,
+    env: Mapping[str, str] | None,
+    cwd: str | os.PathLike[str] | None,
+    timeout: float | None,
+    payload: Any,
+) -> Submission:
+    """What is to be done, and how often that may fail."""
+    if argv is not None and steps is not None:
         raise UsageFault("a run is either a command or steps", next="give argv, or steps")
+    if argv is None and (env or cwd is not None or timeout is not None):
+        where = "give them within the steps" if steps is not None else "give argv, too"
+        raise UsageFault("env, cwd and timeout belong to a step", next=where)
     if steps is not None:
-        if env or cwd is not None or timeout is not None:
-            raise UsageFault("env, cwd and timeout belong to a step", next="give them within the steps")
-        return _submission({"steps": list(steps), "attempts": attempts}, "submit", Path(), id)
+        given = {} if attempts is None else {"attempts": attempts}
+        return _submission({"steps": list(steps), **given}, "submit", Path(), run_id)
+    limit = None if attempts is None else _chosen("attempts", attempts, _attempts)
+    if argv is None:
+        if payload is UNSET:
+            raise UsageFault("a run is a command, steps, or a payload alone", next="give argv, steps, or payload")
+        return Submission(id=run_id, max_attempts=limit)
     step: dict[str, Any] = {"name": STEP, "argv": argv, "env": {} if env is None else env}
     if cwd is not None:
         step["cwd"] = cwd
-    limit = None if timeout is None else _seconds(timeout)
-    made = replace(_step(step, "", Path()), timeout_ms=limit)
-    return Submission(steps=(made,), id=id, max_attempts=attempts)
+    longest = None if timeout is None else amounts.milliseconds(timeout, "timeout")
+    made = structs.replace(_step(step, "", Path()), timeout_ms=longest)
+    return Submission(steps=(made,), id=run_id, max_attempts=limit)
 
 
-def _seconds(timeout: float) -> int:
-    if not 0.001 <= timeout <= LONGEST_MS / 1000:
-        longest = LONGEST_MS // 1000
-        raise UsageFault("timeout cannot be that", where="timeout", next=f"give seconds, from 0.001 to {longest}")
-    return round(timeout * 1000)
+def _chosen(member: str, value: Any, read_value: Callable[[Any], Any]) -> Any:
+    return _read({member: value}, member, None, read_value, "")
+
+
+def _priority(value: Priority | str) -> Priority:
+    try:
+        return Priority(value)
+    except ValueError:
+        known = [layer.value for layer in Priority]
+        what = f"{value!s} is no priority{meant(str(value), known)}"
+        raise UsageFault(what, where="priority", next=f"give one of {', '.join(known)}") from None
 
 
 def read(
@@ -129,7 +189,7 @@ def _submission(
     if found is not None:
         guess = meant(found.unknown, [step.name for step in steps]) if found.unknown else ""
         raise UsageFault(f"{found.what}{guess}", where=f"{source}, {found.place(steps)}", next=found.next)
-    return Submission(steps=steps, id=chosen or run_id, max_attempts=attempts_chosen or attempts or 1)
+    return Submission(steps=steps, id=chosen or run_id, max_attempts=attempts_chosen or attempts)
 
 
 def _agree(member: str, found: object, chosen: object, source: str) -> None:
@@ -224,6 +284,6 @@ def _timeout(value: object) -> int:
 
 
 def _attempts(value: object) -> int:
-    if type(value) is not int or not 1 <= value <= _MOST_ATTEMPTS:
-        raise ValueError(f"a whole number from 1 to {_MOST_ATTEMPTS}")
+    if type(value) is not int or not 1 <= value <= MOST_ATTEMPTS:
+        raise ValueError(f"a whole number from 1 to {MOST_ATTEMPTS}")
     return value

@@ -9,19 +9,26 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from msgspec import UNSET
+
 from controller.api.settings import Settings, absolute, check_provider, load
 from controller.clock import Clock, SystemClock
+from controller.model.policy import DEFAULT_QUEUE
 
 if TYPE_CHECKING:
-    from controller.engine.queue import Context, Submission, Submitted
+    from controller.api.queues import Queue
+    from controller.engine.browse import QueueSummary
+    from controller.engine.queue import Context
     from controller.engine.reconcile import Reconciler
     from controller.engine.report import Report
     from controller.engine.status import Status
-    from controller.model.records import Run, Tombstone
+    from controller.engine.submission import Submission, Submitted
+    from controller.model.records import Priority, Run, Tombstone
     from controller.store.file import FileStore
 
 PARALLELISM = 8
@@ -152,23 +159,59 @@ class Controller:
         *,
         steps: Iterable[Mapping[str, Any]] | None = None,
         id: str | None = None,  # noqa: A002 - the word of the file and the command line
-        attempts: int = 1,
+        attempts: int | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
+        payload: Any = UNSET,
+        queue: str | None = None,
+        priority: Priority | str = "normal",
+        crashes: int | None = None,
+        delay: float | None = None,
+        at: int | datetime | None = None,
+        unique_for: float | None = None,
+        concurrency_key: str = "",
+        concurrency: int | None = None,
+        replace: bool = False,
     ) -> Run | Tombstone:
-        """Queue a command, or the steps of a graph: accepted, durably, once this returns.
+        """Queue a command, the steps of a graph, or a payload for a consumer: accepted, durably, once this returns.
 
         *steps* are mappings with `name`, `argv` and, if wanted, `needs`, `env`, `cwd`, `timeout` ("10m") and
         `attempts`, as in the file that `controller submit --file` reads; *env*, *cwd* and *timeout* (seconds) are for
-        *argv* alone. *attempts* is how often the run may fail. The same *id* with the same content is the same run,
-        also once it has succeeded.
+        *argv* alone. *attempts* is how often the run may fail, *crashes* how often its holder may be lost: by default
+        what the queue's policy says. The same *id* with the same content is the same run, also once it has succeeded.
 
-        Raises UsageFault for what cannot be run, Conflict for an *id* with other content.
+        *payload* is any JSON value of at most 1 MiB, for whoever does the run. *queue* is by default "fleet" for a
+        command or steps, and "default" for a payload alone. *priority* is forced, critical, scheduled, normal or
+        background. The run is not due before *delay* seconds have passed, or *at* UTC milliseconds or a datetime with
+        its zone. Within *unique_for* seconds the same content in the same queue is the same run. At most *concurrency*
+        runs, by default one, of *concurrency_key* run at once. *replace*: a run of the same *id* and other content
+        makes way, unless a worker holds it.
+
+        Raises UsageFault for what cannot be run, Conflict for an *id* with other content, or a payload alone for a
+        queue of the fleet.
         """
         from controller.api.graph import submission
 
-        wanted = submission(argv, steps=steps, id=id, attempts=attempts, env=env, cwd=cwd, timeout=timeout)
+        wanted = submission(
+            argv,
+            steps=steps,
+            id=id,
+            attempts=attempts,
+            env=env,
+            cwd=cwd,
+            timeout=timeout,
+            payload=payload,
+            queue=queue,
+            priority=priority,
+            crashes=crashes,
+            delay=delay,
+            at=at,
+            unique_for=unique_for,
+            concurrency_key=concurrency_key,
+            concurrency=concurrency,
+            replace=replace,
+        )
         (run,) = self.submit_many([wanted])
         return run
 
@@ -184,7 +227,7 @@ class Controller:
         """As `submit_many`, but answers with each run's id and whether it is new."""
         from controller.engine.queue import submit
 
-        return submit(self.context, tuple(submissions))
+        return submit(self.ruled, tuple(submissions))
 
     def cancel(self, run: str) -> Run | Tombstone:
         """Cancel a run: at once if it is queued; else its worker is asked to end its step, and is given a moment.
@@ -214,6 +257,23 @@ class Controller:
 
         retry(self.context, run)
         return self.get(run)
+
+    # Queues for consumers
+
+    def queue(self, name: str = DEFAULT_QUEUE) -> Queue:
+        """The queue of that name, to take runs from and to look after. Nothing is read or made yet.
+
+        Raises UsageFault for what cannot be a name.
+        """
+        from controller.api.queues import Queue
+
+        return Queue(self, name)
+
+    def queues(self) -> tuple[QueueSummary, ...]:
+        """Every queue that was used or that a setting names: how many runs wait there, and for how long. Only reads."""
+        from controller.engine.browse import queues
+
+        return queues(self.store.read().document, self.settings.policy, self.clock.now_ms())
 
     # Driving the fleet
 
@@ -260,7 +320,7 @@ class Controller:
 
         settings = self.settings
         provider = provider_of(settings, self.store.read().document, self.state_dir, self.clock)
-        sender = Sender(self.context, provider, settings.policy)
+        sender = Sender(self.ruled, provider, settings.policy)
         return Reconciler(sender, Ground(settings.policy, provider.kind), parallelism=parallelism)
 
     # What it stands on
@@ -289,13 +349,38 @@ class Controller:
 
     @cached_property
     def store(self) -> FileStore:
+        from controller.api.shielded import ShieldedStore
         from controller.provider.process import own_identity
-        from controller.store.file import FileStore
 
-        return FileStore(self.state_dir, clock=self.clock, whoami=own_identity(), command=self.command)
+        return ShieldedStore(self.state_dir, clock=self.clock, whoami=own_identity(), command=self.command)
 
     @cached_property
     def context(self) -> Context:
+        """What the engine's verbs need, without the settings: what reads none must work while they cannot be read."""
         from controller.engine.queue import Context
+        from controller.store.waiters import Waiters
 
-        return Context(self.store, self.clock, self.command, self.lock_timeout)
+        return Context(
+            self.store,
+            self.clock,
+            self.command,
+            self.lock_timeout,
+            boot_id=self.store.whoami.boot_id,
+            waiters=Waiters(self.state_dir),
+        )
+
+    @property
+    def ruled(self) -> Context:
+        """As `context`, under the settings' policy: for what adds runs, hands them out or forgets them."""
+        from msgspec.structs import replace
+
+        return replace(self.context, policy=self.settings.policy)
+
+    def another(self, *, lock_timeout: float | None = None) -> Controller:
+        """The same fleet once more, for another thread. *lock_timeout*: it waits no longer than that, in seconds."""
+        longest = self.lock_timeout if lock_timeout is None else min(self.lock_timeout, lock_timeout)
+        other = Controller(
+            self.state_dir, config=self.config, command=self.command, lock_timeout=longest, clock=self.clock
+        )
+        other.keep_settings(self.settings)
+        return other

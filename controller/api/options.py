@@ -13,14 +13,21 @@ from typing import Any, Final
 from msgspec import Struct
 
 from controller.api.words import spelled
-from controller.model.policy import Backoff, Policy
+from controller.model.policy import LONGEST_LEASE_MS, Backoff, Policy, QueuePolicy
 from controller.model.records import MAX_SLOTS, is_id
 
 KINDS: Final = ("local", "command")
 LONGEST_MS: Final = 3650 * 86_400_000
 DURATIONS: Final = "a duration such as 500ms, 5s, 10m, 2h or 1d"
 DEFAULTS: Final = Policy()
+QUEUE_DEFAULTS: Final = QueuePolicy(backoff=DEFAULTS.retry)
+MOST_ATTEMPTS: Final = 1_000_000
+MOST_RETAINED: Final = 1_000_000_000
 ENV_SECTION: Final = "provider.env"
+QUEUES: Final = "queues"
+QUEUE: Final = f"{QUEUES}.NAME"
+"""The section of a queue in `OPTIONS`. In a file a queue's own name stands for NAME, in as many sections as wanted."""
+EXAMPLE: Final = f"{QUEUES}.default"
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION: Final = re.compile(r"([0-9]{1,18})(ms|s|m|h|d)")
@@ -38,7 +45,10 @@ def parse_duration(text: str) -> int:
 
 
 class Option(Struct, frozen=True):
-    """One option of the file. `read` gives the plain value or raises ValueError saying what is allowed."""
+    """One option of the file. `read` gives the plain value or raises ValueError saying what is allowed.
+
+    A section that begins with `QUEUE` stands for that of any queue.
+    """
 
     section: str
     key: str
@@ -67,10 +77,38 @@ def _slots(value: object) -> int:
     return value
 
 
+def _attempts(value: object) -> int:
+    if type(value) is not int or not 1 <= value <= MOST_ATTEMPTS:
+        raise ValueError(f"a whole number from 1 to {MOST_ATTEMPTS}")
+    return value
+
+
+def _retain(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= MOST_RETAINED:
+        raise ValueError(f"a whole number from 0 to {MOST_RETAINED}")
+    return value
+
+
+def _lease(value: object) -> int:
+    ms = _duration(value)
+    if not 1 <= ms <= LONGEST_LEASE_MS:
+        raise ValueError(f"a duration from 1ms to {spelled(LONGEST_LEASE_MS)}")
+    return ms
+
+
+def _number(value: object, least: int, most: int) -> float:
+    # Compared before it is made a float: a whole number may be too large for one.
+    if type(value) not in (int, float) or not least <= value <= most:  # type: ignore[operator]
+        raise ValueError(f"a number from {least} to {most}")
+    return float(value)  # type: ignore[arg-type]
+
+
 def _factor(value: object) -> float:
-    if type(value) not in (int, float) or not 1 <= float(str(value)) <= 100:
-        raise ValueError("a number from 1 to 100")
-    return float(str(value))
+    return _number(value, 1, 100)
+
+
+def _jitter(value: object) -> float:
+    return _number(value, 0, 1)
 
 
 def _texts(value: object, what: str, good: Callable[[str], bool]) -> tuple[str, ...]:
@@ -117,8 +155,8 @@ def _toml_duration(ms: int) -> str:
     return f'"{spelled(ms)}"'
 
 
-def _backoff(section: str, backoff: Backoff, what: str) -> tuple[Option, ...]:
-    return (
+def _backoff(section: str, backoff: Backoff, what: str, *, jittered: bool = False) -> tuple[Option, ...]:
+    options = (
         Option(
             section,
             "initial",
@@ -135,6 +173,10 @@ def _backoff(section: str, backoff: Backoff, what: str) -> tuple[Option, ...]:
             "Each delay is this many times the one before, then jittered.",
         ),
     )
+    if not jittered:
+        return options
+    about = "How much of a delay is drawn at random: 1.0 all of it, 0.0 nothing."
+    return (*options, Option(section, "jitter", _jitter, f"{backoff.jitter}", about))
 
 
 def _deadline(name: str, default_ms: int, what: str) -> Option:
@@ -165,6 +207,32 @@ OPTIONS: Final[tuple[Option, ...]] = (
         _toml_duration(DEFAULTS.kill_grace_ms),
         "Between asking a step to end (TERM) and ending it (KILL).",
     ),
+    # Beside [fleet], which shares no option with them: one that is uncommented without its section is refused there.
+    # Behind [backoff.send], `cap` would have been taken for that one's.
+    Option(QUEUE, "attempts", _attempts, f"{QUEUE_DEFAULTS.attempts}", "How often a run may fail, if it does not say."),
+    Option(
+        QUEUE,
+        "crashes",
+        _attempts,
+        f"{QUEUE_DEFAULTS.attempts}",
+        "How often its worker or consumer may be lost. Left out: as attempts.",
+    ),
+    Option(
+        QUEUE,
+        "lease",
+        _lease,
+        _toml_duration(QUEUE_DEFAULTS.lease_ms),
+        "A consumer that says nothing for this long has lost its run. Not for a queue of the fleet's.",
+    ),
+    Option(
+        QUEUE,
+        "retention",
+        _duration,
+        _toml_duration(QUEUE_DEFAULTS.retention_ms),
+        "A run that ended is forgotten after this long.",
+    ),
+    Option(QUEUE, "retain", _retain, f"{QUEUE_DEFAULTS.retain}", "Of those that ended this many are kept, the latest."),
+    *_backoff(f"{QUEUE}.backoff", QUEUE_DEFAULTS.backoff, "a failed run is tried again", jittered=True),
     Option(
         "provider",
         "kind",
@@ -195,7 +263,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     _deadline("deallocate", 300_000, ""),
     _deadline("delete_compute", 300_000, ""),
     _deadline("reset", 300_000, ""),
-    *_backoff("backoff.retry", DEFAULTS.retry, "a failed run is tried again"),
+    *_backoff("backoff.retry", DEFAULTS.retry, "a failed run is tried again", jittered=True),
     *_backoff("backoff.create", DEFAULTS.create, "a slot whose create was refused is tried again"),
     *_backoff("backoff.send", DEFAULTS.send, "an action of unknown fate is sent again"),
 )
@@ -203,6 +271,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
 
 _ABOUT_SECTION: Final[Mapping[str, str]] = {
     "fleet": "The fleet: how many workers, and for what.",
+    QUEUE: "How runs of one queue are treated. A section for each; a name with a dot in it is quoted.",
+    f"{QUEUE}.backoff": "What is left out is as in [backoff.retry].",
     "provider": "Where workers come from.",
     "provider.deadlines": 'How long one call of a "command" provider may take.',
     "backoff.retry": "Delays grow from initial by factor up to cap; the delay taken is a random part of that.",
@@ -234,7 +304,9 @@ def template(slots: int, kind: str, argv: tuple[str, ...]) -> str:
                 ]
             section = option.section
             about = _ABOUT_SECTION.get(section)
-            lines += ["", *([f"# {about}"] if about else []), f"[{section}]"]
+            # A section of a queue stays a comment: no queue is there before somebody wants one.
+            title = f"# [{section.replace(QUEUE, EXAMPLE)}]" if section.startswith(QUEUE) else f"[{section}]"
+            lines += ["", *([f"# {about}"] if about else []), title]
         if option.about:
             lines.append(f"# {option.about}")
         value = chosen.get((option.section, option.key))

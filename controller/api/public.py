@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from controller.api.claims import Claim
 from controller.api.graph import submission
 from controller.api.handle import Controller
-from controller.engine.queue import Submission
+from controller.api.queues import Queue
 from controller.engine.report import Report
 from controller.engine.status import Status
+from controller.engine.submission import Submission
 from controller.model.errors import (
     AlreadyThere,
     Busy,
+    CancelRequested,
     Conflict,
     ControllerError,
     DocumentFault,
+    LeaseLost,
     NotDurable,
     NotFound,
     ProviderFailed,
@@ -26,6 +30,8 @@ from controller.model.records import Run, RunState, Step, StepState, Tombstone
 
 __all__ = [
     "Controller",
+    "Queue",
+    "Claim",
     "submission",
     "Submission",
     "Run",
@@ -39,6 +45,8 @@ __all__ = [
     "ControllerError",
     "Refusal",
     "Conflict",
+    "LeaseLost",
+    "CancelRequested",
     "TransitionRefused",
     "AlreadyThere",
     "UsageFault",

@@ -10,17 +10,20 @@ stands in `options`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from controller.api.options import DEFAULTS, ENV_SECTION, OPTIONS, VARIABLE, env_value
+from controller.api.options import DEFAULTS, ENV_SECTION, EXAMPLE, OPTIONS, QUEUE, QUEUES, VARIABLE, env_value
 from controller.api.words import meant, spelled
 from controller.model.errors import Conflict, UsageFault
-from controller.model.policy import Backoff, Policy
-from controller.model.records import Document
+from controller.model.policy import Backoff, Policy, QueuePolicy
+from controller.model.records import Document, is_id
+
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class ProviderSettings(Struct, frozen=True):
@@ -76,6 +79,27 @@ def provider_environment(settings: ProviderSettings, state_dir: Path) -> dict[st
     return given | {"CONTROLLER_STATE_DIR": str(state_dir)} | dict(settings.env)
 
 
+OWN_OPTIONS: Final = "CONTROLLER_QUEUE_WORK_"
+"""What the variables begin with that are options of `queue work`: not meant for what it runs."""
+LIFE_VARIABLES: Final = frozenset(
+    f"CONTROLLER_{name}" for name in ("QUEUE", "RUN", "STEP", "TOKEN", "ATTEMPT", "IDEMPOTENCY_KEY")
+)
+
+
+def inherited_environment(state_dir: Path) -> dict[str, str]:
+    """What a consumer hands on to the programs that it runs: everything of its own but what is about itself.
+
+    That is the options of its own command, which a `queue work` in there would take for its own, and the run, token
+    and key of the step that it may be a part of: a program that took those for its own would speak for another.
+    """
+    given = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in LIFE_VARIABLES and not name.startswith(OWN_OPTIONS)
+    }
+    return given | {"CONTROLLER_STATE_DIR": str(state_dir)}
+
+
 # --- The file -------------------------------------------------------------------------------------------------------
 
 
@@ -117,17 +141,16 @@ def parse(text: str, source: str) -> Settings:
         content = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageFault(f"the configuration is not TOML: {error}", where=source, next="mend that place") from error
-    values, env = _collect(content, source)
+    except ValueError:
+        raise UsageFault("a number has thousands of digits", where=source, next="give one that is meant") from None
+    values, env, queues = _collect(content, source)
 
     def chosen(section: str, **names: str) -> dict[str, Any]:
         return {field: values[section, key] for field, key in names.items() if (section, key) in values}
 
-    def backoff(name: str, default: Backoff) -> Backoff:
-        section = f"backoff.{name}"
-        given = chosen(section, initial_ms="initial", cap_ms="cap", factor="factor")
-        made = Backoff(
-            **({"initial_ms": default.initial_ms, "cap_ms": default.cap_ms, "factor": default.factor} | given)
-        )
+    def backoff(section: str, default: Backoff) -> Backoff:
+        given = chosen(section, initial_ms="initial", cap_ms="cap", factor="factor", jitter="jitter")
+        made = structs.replace(default, **given)
         if made.cap_ms < made.initial_ms:
             raise UsageFault(
                 f"cap is {spelled(made.cap_ms)}, below initial, {spelled(made.initial_ms)}",
@@ -136,12 +159,25 @@ def parse(text: str, source: str) -> Settings:
             )
         return made
 
-    policy = Policy(
+    fleet = Policy(
         **chosen("fleet", slots="slots", queues="queues", idle_ms="idle", grace_ms="grace", kill_grace_ms="kill_grace"),
-        retry=backoff("retry", DEFAULTS.retry),
-        create=backoff("create", DEFAULTS.create),
-        send=backoff("send", DEFAULTS.send),
+        retry=backoff("backoff.retry", DEFAULTS.retry),
+        create=backoff("backoff.create", DEFAULTS.create),
+        send=backoff("backoff.send", DEFAULTS.send),
     )
+
+    def queue(name: str, section: str) -> QueuePolicy:
+        names = {"attempts": "attempts", "crashes": "crashes", "retain": "retain"}
+        given = chosen(section, lease_ms="lease", retention_ms="retention", **names)
+        if name in fleet.queues and "lease_ms" in given:
+            raise UsageFault(
+                f"the runs of queue {name!r} have no timed lease: workers of the fleet hold them",
+                where=f"{source}, [{section}] lease",
+                next="leave lease out, or name another queue in [fleet] queues",
+            )
+        return QueuePolicy(**given, backoff=backoff(f"{section}.backoff", fleet.retry))
+
+    policy = structs.replace(fleet, by_queue={name: queue(name, section) for name, section in queues.items()})
     provider = ProviderSettings(
         **chosen("provider", kind="kind", argv="command", pass_env="pass_env"),
         env=env,
@@ -156,42 +192,96 @@ def parse(text: str, source: str) -> Settings:
     return Settings(source, policy, provider)
 
 
-def _collect(content: Mapping[str, Any], source: str) -> tuple[dict[tuple[str, str], Any], dict[str, str]]:
-    """Every option that is set, checked; and the provider's own variables."""
+def _collect(
+    content: Mapping[str, Any], source: str
+) -> tuple[dict[tuple[str, str], Any], dict[str, str], dict[str, str]]:
+    """Every option that is set, checked, by section and key; the provider's own variables; the section of each queue.
+
+    Sections are as TOML spells them, so that a queue named `a.backoff` is not taken for the backoff of queue `a`.
+    """
     known = {(option.section, option.key): option for option in OPTIONS}
     sections = {*(section for section, _ in known), ENV_SECTION}
     values: dict[tuple[str, str], Any] = {}
     env: dict[str, str] = {}
+    queues: dict[str, str] = {}
 
-    def visit(section: str, members: Mapping[str, Any]) -> None:
+    def visit(section: str, place: str, members: Mapping[str, Any]) -> None:
+        """*place* is the name of *section* in the table: they differ where it is that of a queue."""
         for key, value in members.items():
-            below = f"{section}.{key}" if section else key
+            below, there = _below(section, key), _below(place, key)
             if section == ENV_SECTION:
                 if VARIABLE.fullmatch(key) is None:
                     raise UsageFault(f"not the name of a variable: {key!r}", where=f"{source}, [{section}]")
                 env[key] = _checked(env_value, value, source, section, key)
-            elif below in sections or any(name.startswith(f"{below}.") for name in sections):
+            elif place == QUEUES:
+                _check_queue(key, value, {name for within, name in known if within == QUEUE}, source)
+                queues[key] = below
+                visit(below, QUEUE, value)
+            elif there in sections or any(name.startswith(f"{there}.") for name in sections):
                 if not isinstance(value, dict):
-                    raise UsageFault(f"{below} is a section", where=source, next=f"write it as [{below}]")
-                visit(below, value)
-            elif (option := known.get((section, key))) is not None:
+                    title = QUEUE if below == QUEUES else below
+                    raise UsageFault(f"{below} is a section", where=source, next=f"write it as [{title}]")
+                visit(below, there, value)
+            elif (option := known.get((place, key))) is not None:
                 values[section, key] = _checked(option.read, value, source, section, key)
             elif isinstance(value, dict):
-                raise UsageFault(
-                    f"unknown section [{below}]{meant(below, sections)}",
-                    where=source,
-                    next=f"there are {_listed(sections)}",
-                )
+                raise _unknown_section(below, {_shown(name, section, place) for name in sections}, source)
             else:
-                keys = {name for place, name in known if place == section}
+                keys = {name for within, name in known if within == place}
+                homes = _listed({f"[{within}]" for within, name in known if name == key})
+                said = f"there are {_listed(keys)}" if keys else f"options belong to a section: {_listed(sections)}"
                 raise UsageFault(
                     f"unknown option {key!r}{meant(key, keys)}",
                     where=f"{source}, [{section}]" if section else f"{source}, before any section",
-                    next=f"there are {_listed(keys)}" if keys else f"options belong to a section: {_listed(sections)}",
+                    next=f"{said}; {key} belongs to {homes}" if homes else said,
                 )
 
-    visit("", content)
-    return values, env
+    visit("", "", content)
+    return values, env, queues
+
+
+def _below(section: str, key: str) -> str:
+    """The name of a section in *section*, as its title in a file spells it."""
+    if _BARE_KEY.fullmatch(key) is None:
+        import json
+
+        key = json.dumps(key)
+    return f"{section}.{key}" if section else key
+
+
+def _shown(name: str, section: str, place: str) -> str:
+    """A section *name* of the table as somebody sees it who is writing *section*."""
+    return f"{section}{name.removeprefix(place)}" if place and name.startswith(f"{place}.") else name
+
+
+def _check_queue(name: str, value: object, keys: set[str], source: str) -> None:
+    """Raises UsageFault where *name* names no queue, or *value* is not a section of its own."""
+    if not is_id(name):
+        raise UsageFault(
+            f"not the name of a queue: {name!r}",
+            where=f"{source}, [{_below(QUEUES, name)}]",
+            next="use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 64",
+        )
+    if isinstance(value, dict):
+        return
+    if name in keys:
+        raise UsageFault(
+            f"option {name!r} of no queue",
+            where=f"{source}, [{QUEUES}]",
+            next=f"put it in the section of a queue, such as [{EXAMPLE}]",
+        )
+    section = _below(QUEUES, name)
+    raise UsageFault(f"{section} is a section", where=source, next=f"write it as [{section}]")
+
+
+def _unknown_section(section: str, known: set[str], source: str) -> UsageFault:
+    near, quoted = meant(section, known | {QUEUES}), ""
+    head, _, rest = section.partition(".")
+    # One that is like the section only in the name of the queue is no guess: the dot itself may be what was mistyped.
+    if head == QUEUES and not meant(section.rpartition(".")[2], ("backoff",)):
+        near = ""
+        quoted = f"; for the queue {rest!r} write [{_below(QUEUES, rest)}]" if is_id(rest) else ""
+    return UsageFault(f"unknown section [{section}]{near}", where=source, next=f"there are {_listed(known)}{quoted}")
 
 
 def _checked(read: Callable[[Any], Any], value: object, source: str, section: str, key: str) -> Any:
@@ -210,7 +300,10 @@ def _checked(read: Callable[[Any], Any], value: object, source: str, section: st
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    text = f'"{value}"' if isinstance(value, str) else str(value)
+    try:
+        text = f'"{value}"' if isinstance(value, str) else str(value)
+    except ValueError:
+        return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

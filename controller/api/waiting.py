@@ -107,7 +107,7 @@ def watch_until_ended(
         if stop or all_ended(document, runs):
             return tuple(find(document, run) for run in runs)
         if timeout is not None and clock.monotonic() - began >= timeout:
-            raise still_running(document, runs, timeout)
+            raise still_running(document, runs, timeout, how="wait --no-drive")
         clock.sleep(SHORTEST_WAIT)
 
 
@@ -142,11 +142,11 @@ def _stuck(document: Document, run: str, slot: int) -> Stuck:
     )
 
 
-def still_running(document: Document, runs: Sequence[str], timeout: float) -> StillRunning:
+def still_running(document: Document, runs: Sequence[str], timeout: float, how: str = "wait") -> StillRunning:
     left = [run for run in runs if not is_terminal(find(document, run).state)]
     states = ", ".join(f"{run} is {find(document, run).state}" for run in left)
     return StillRunning(
         f"not ended after {timeout:g} s: {states}",
         where=f"run {left[0]}",
-        next=f"it goes on; controller wait {' '.join(left)}",
+        next=f"it goes on; controller {how} {' '.join(left)}",
     )

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from controller.api.graph import MOST_BYTES, read, submission
-from controller.engine.queue import Context, Submission, content_of, submit
+from controller.engine.queue import Context, submit
+from controller.engine.submission import Submission, content_of
 from controller.model.errors import UsageFault
 from controller.model.graph import GIVEN_VARIABLES, MAX_STEPS, Misfit, cycle, misfit
 from controller.model.records import Step
@@ -227,7 +228,7 @@ def test_programs_give_the_same_steps_and_get_the_same_refusals() -> None:
 
 
 WRONG_CALLS: dict[str, tuple[dict[str, Any], str]] = {
-    "nothing": ({}, "a run is either a command or steps"),
+    "nothing": ({}, "a run is a command, steps, or a payload alone"),
     "both": ({"argv": ["a"], "steps": []}, "a run is either a command or steps"),
     "a command for a shell": ({"argv": "make all"}, "argv cannot be that"),
     "a word that is a number": ({"argv": ["sleep", 1]}, "argv cannot be that"),

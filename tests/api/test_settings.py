@@ -12,7 +12,7 @@ from controller.api import options
 from controller.api import settings as config
 from controller.api.settings import ProviderSettings, Settings
 from controller.model.errors import Conflict, UsageFault
-from controller.model.policy import Backoff, Policy
+from controller.model.policy import Backoff, Policy, QueuePolicy
 from controller.model.records import Worker, new_document
 from controller.provider.command import Deadlines
 
@@ -21,11 +21,16 @@ def test_what_init_writes_says_the_defaults() -> None:
     assert config.parse(options.template(4, "local", ()), "f") == Settings("f")
 
 
-def test_the_defaults_that_the_template_shows_are_the_defaults() -> None:
+def uncommented() -> str:
+    """The template with every option set, and every section there."""
     lines = options.template(4, "local", ()).splitlines()
-    shown = "\n".join(line.removeprefix("# ") if " = " in line else line for line in lines)
-    read = config.parse(shown, "f")
-    assert read.policy == Policy()
+    return "\n".join(line.removeprefix("# ") if " = " in line or line.startswith("# [") else line for line in lines)
+
+
+def test_the_defaults_that_the_template_shows_are_the_defaults() -> None:
+    read = config.parse(uncommented(), "f")
+    # Budgets are one number each there: as many crashes as attempts.
+    assert read.policy == Policy(by_queue={"default": QueuePolicy(crashes=QueuePolicy().attempts)})
     assert structs.replace(read.provider, env={}, deadlines={}) == ProviderSettings()
     assert read.provider.deadlines == {
         name: round(seconds * 1000) for name, seconds in structs.asdict(Deadlines()).items()
@@ -33,14 +38,10 @@ def test_the_defaults_that_the_template_shows_are_the_defaults() -> None:
 
 
 def test_every_option_is_in_the_template() -> None:
-    content = tomllib.loads(
-        "\n".join(
-            line.removeprefix("# ") if " = " in line else line for line in options.template(4, "local", ()).splitlines()
-        )
-    )
+    content = tomllib.loads(uncommented())
     for option in options.OPTIONS:
         section = content
-        for part in option.section.split("."):
+        for part in option.section.replace(options.QUEUE, options.EXAMPLE).split("."):
             section = section[part]
         assert option.key in section
 
@@ -71,6 +72,7 @@ def test_every_setting_arrives() -> None:
         initial = "2s"
         cap = "3s"
         factor = 1
+        jitter = 0.5
         [backoff.send]
         cap = "5m"
         """,
@@ -82,7 +84,7 @@ def test_every_setting_arrives() -> None:
         idle_ms=0,
         grace_ms=120_000,
         kill_grace_ms=1000,
-        retry=Backoff(2000, 3000, 1.0),
+        retry=Backoff(2000, 3000, 1.0, 0.5),
         send=Backoff(1000, 300_000),
     )
     assert read.provider == ProviderSettings(
