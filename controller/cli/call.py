@@ -17,6 +17,7 @@ from controller.model.errors import UsageFault
 if TYPE_CHECKING:
     from controller.api.handle import Controller
     from controller.cli.text import Times
+    from controller.cli.views import Here
     from controller.engine.queue import Context
     from controller.store.file import FileStore
 
@@ -59,6 +60,13 @@ class Call:
         from controller.cli.text import Times
 
         return Times(now, self.output.exact)
+
+    def here(self) -> Here:
+        """This moment, on both clocks: leases are told by the one that nobody sets."""
+        from controller.cli.views import Here
+        from controller.provider.process import boot_id
+
+        return Here(self.clock.now_ms(), int(self.clock.monotonic() * 1000), boot_id())
 
     @cached_property
     def state_dir(self) -> Path:
@@ -116,6 +124,16 @@ class Call:
     @property
     def context(self) -> Context:
         return self.controller.context
+
+    @property
+    def ruled(self) -> Context:
+        """As `context`, under the policy that the settings say. Raises UsageFault."""
+        return self.controller.ruled
+
+    @property
+    def lenient(self) -> Context:
+        """As `ruled`, or as `context` while the settings cannot be read: a report must not be lost for their sake."""
+        return self.context if self.readable_settings[1] is not None else self.ruled
 
     @contextmanager
     def showing(self, late: Callable[[], str]) -> Iterator[None]:

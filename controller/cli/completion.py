@@ -107,6 +107,23 @@ def slots(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Compl
     return [CompletionItem(str(slot)) for slot in _slots(ctx) if str(slot).startswith(incomplete)][:MOST]
 
 
+def queues(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of queues that were used, or that the settings name."""
+    call = _call(ctx)
+    document, policy = call.store.read().document, call.readable_settings[0].policy
+    known = {*policy.queues, *policy.by_queue, *document.queues, *(run.queue for run in document.runs.values())}
+    return [CompletionItem(name) for name in sorted(known) if name.startswith(incomplete)][:MOST]
+
+
+def failures(_ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Codes that a holder may give for a failure."""
+    from controller.engine.leases import FAILURES
+    from controller.model.reason import EXPLAINED
+
+    known = sorted((reason.value, EXPLAINED[reason].text) for reason in FAILURES)
+    return [CompletionItem(code, help=text) for code, text in known if code.startswith(incomplete)]
+
+
 def directories(_ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The shell itself knows them."""
     return [CompletionItem(incomplete, type="dir")]

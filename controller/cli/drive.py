@@ -118,11 +118,16 @@ def replay_pending(call: Call, slot: int | None, parallelism: int, dry_run: bool
     return code
 
 
+_TOLD = "its holder is told with its next heartbeat; once its lease ran out, `controller queue reap` ends it"
+
+
 @click.command(cls=Verb, examples=["controller cancel r-1"])
 @click.argument("run", metavar="RUN", shell_complete=completed("runs"))
 @click.pass_obj
 def cancel(call: Call, run: str) -> int:
     """Cancel a run: at once if it is queued, else once its worker has ended the whole process group of its step.
+
+    A consumer that holds it is told with its next heartbeat, and ends it; or its lease runs out.
 
     The request is durable when this returns, whatever becomes of the provider call; reconcile finishes what is left.
     """
@@ -141,7 +146,7 @@ def cancel(call: Call, run: str) -> int:
     told = {"cancelled": "is cancelled", "running": "is being cancelled", "succeeded": "had succeeded already"}
     page.append(f"run {run_id} {told.get(state, f'is {state}')}")
     if state == "running":
-        page.append("next: controller reconcile --apply")
+        page.append("next: controller reconcile --apply" if answer.slot is not None else _TOLD)
     call.output.answer("cancel", {**body, "state": state}, page, well=code == 0)
     return code
 
@@ -213,6 +218,9 @@ def _empty(call: Call, reconciler: Reconciler, changed: bool) -> int:
     empty = not document.workers and not document.pending_actions
     body = {"draining": document.draining, "changed": changed, "empty": empty, **report_whole(report, document)}
     page = ["the fleet is empty; next: controller drain --off"] if empty else list(report_page(report, document))
+    held = sum(run.lease is not None for run in document.runs.values())
+    if held:
+        page.append(f"runs that consumers still hold, and no drain stops: {held}; controller queue browse active")
     if not document.draining:
         page = ["the drain was lifted by somebody else meanwhile", *page]
     call.output.answer("drain", body, page, well=empty)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from controller.engine.explain import Explanation
     from controller.engine.fsck import Verdict
     from controller.model.codes import Code
+    from controller.model.records import Document, Event
 
 TROUBLE = 5
 LAST_EVENTS = 6
@@ -116,13 +117,17 @@ def _explain_subject(call: Call, subject: str) -> None:
     settings, fault = call.readable_settings
     policy = settings.policy
     name = f"run:{wanted}" if isinstance(wanted, str) else f"slot:{wanted}"
+    here = call.here()
     around = Surroundings(
         events=call.store.history(name),
         refusals=call.store.refusals(LAST_REFUSALS),
         notes={slot: call.store.slot_note(slot) for slot in document.pending_actions},
         slots=policy.slots,
         queues=policy.queues,
-        now=call.clock.now_ms(),
+        now=here.now,
+        mono_ms=here.mono_ms,
+        boot_id=here.boot_id,
+        paused=_paused(call, document, wanted) if isinstance(wanted, str) else None,
     )
     if isinstance(wanted, str):
         found = explain_run(document, wanted, around)
@@ -141,6 +146,16 @@ def _explain_subject(call: Call, subject: str) -> None:
         "config_fault": call.output.fault(fault),
     }
     call.output.answer("explain", body, _explain_page(found))
+
+
+def _paused(call: Call, document: Document, run_id: str) -> Event | None:
+    """By what the queue of the run was paused, if it is."""
+    run = document.runs.get(run_id)
+    queue = None if run is None else document.queues.get(run.queue)
+    if run is None or queue is None or not queue.paused:
+        return None
+    events = (event for event in call.store.history("fleet") if event.event == "queue_paused")
+    return max((event for event in events if event.detail == run.queue), key=lambda event: event.revision, default=None)
 
 
 def _explain_page(found: Explanation) -> Iterator[str | Table]:

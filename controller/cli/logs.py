@@ -30,8 +30,8 @@ def logs(call: Call, run: str, step: str | None, follow: bool, every: bool) -> i
     """Print what a run's steps wrote, as it was written: the last attempt of each step.
 
     A log holds the first 1 MiB and the last 64 KiB; what lies between is left out. With --json it answers where the
-    files are. Only the local provider keeps logs here. --follow shows every attempt, and only reads: something else has
-    to serve the fleet, such as `controller run`.
+    files are. Only the local provider keeps logs here; consumers of other queues keep their own. --follow shows every
+    attempt, and only reads: something else has to serve the fleet, such as `controller run`.
     """
     from controller.api.following import logs_of, read_from
     from controller.engine.queue import find
@@ -78,7 +78,8 @@ def _follow(call: Call, run: Run | Tombstone, step: str | None) -> int:
     from controller.engine.reconcile import SHORTEST_WAIT
     from controller.model.run import is_terminal
 
-    kept_here = call.readable_settings[0].provider.kind != "command"
+    settings = call.readable_settings[0]
+    kept_here = settings.provider.kind != "command" and run.queue in settings.policy.queues
     if (not kept_here or is_terminal(run.state)) and not logs_of(call.state_dir, run.id, ()):
         raise _none(call, run)
     gc.enable()  # a question is quick and does without; this one stays
@@ -97,7 +98,14 @@ def _follow(call: Call, run: Run | Tombstone, step: str | None) -> int:
 
 def _none(call: Call, run: Run | Tombstone) -> NotFound:
     """Why there is no log of *run* here."""
-    provider = call.readable_settings[0].provider
+    settings = call.readable_settings[0]
+    provider = settings.provider
+    if run.queue not in settings.policy.queues:
+        return NotFound(
+            f"what run {run.id} wrote is not kept here: consumers keep their own logs",
+            where=f"queue {run.queue}; [fleet] queues = {', '.join(settings.policy.queues)}",
+            next=f"look where its consumer writes; `controller show {run.id}` has its owner, result and last error",
+        )
     if provider.kind == "command":
         return NotFound(
             "logs of a command provider are kept by the provider, not here",

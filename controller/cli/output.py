@@ -27,6 +27,7 @@ from controller.model.errors import (
     Refusal,
     SlotUnproven,
     Stuck,
+    TransitionRefused,
     UsageFault,
 )
 
@@ -45,6 +46,10 @@ _HEADS: Final[tuple[tuple[type[ControllerError], str], ...]] = (
     (NotDurable, "not saved"),
 )
 _CLEAR = "\r\x1b[K"
+
+
+UNWRITTEN: Final = 8
+"""Exit code of a command whose answer could not be written, where that is all it was for."""
 
 
 class Output:
@@ -114,18 +119,10 @@ class Output:
     def error(self, error: ControllerError) -> None:
         """Say what went wrong: as JSON on stdout, or on stderr in the shape of a refusal."""
         if self.json:
-            self._stdout(
-                encode(
-                    {
-                        "error": {
-                            "code": error.code,
-                            "what": error.what,
-                            "where": error.where,
-                            "next": error.next,
-                        }
-                    }
-                )
-            )
+            told = {"code": error.code, "what": error.what, "where": error.where, "next": error.next}
+            # A program must tell a stale token from a report that was heard before, and not by the words.
+            why = {"why": error.why} if isinstance(error, TransitionRefused) else {}
+            self._stdout(encode({"error": told | why}))
             return
         head = next((head for kind, head in _HEADS if isinstance(error, kind)), "error")
         if self.color:
@@ -187,11 +184,22 @@ def terminal_width(descriptor: int = 1) -> int | None:
 
 
 def encode(content: object) -> bytes:
-    """One line of JSON. Text that UTF-8 cannot carry, such as a file name in another encoding, is escaped."""
+    """One line of JSON. Text that UTF-8 cannot carry, such as a file name in another encoding, is escaped.
+
+    JSON that was kept as it is, `msgspec.Raw`, goes into it as it is.
+    """
     try:
-        return orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(content, default=_kept, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError:
-        return orjson.dumps(_carried(content), option=orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(_carried(content), default=_kept, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _kept(content: object) -> orjson.Fragment:
+    from msgspec import Raw
+
+    if isinstance(content, Raw):
+        return orjson.Fragment(bytes(content))
+    raise TypeError(f"no JSON: {type(content).__name__}")
 
 
 def _carried(content: object) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -10,17 +10,14 @@ import click
 from controller.api.settings import environment
 from controller.api.words import meant
 from controller.cli.call import Call
-from controller.cli.output import Output
-from controller.cli.verb import Duration, completed, help_option
+from controller.cli.output import UNWRITTEN, Output
+from controller.cli.verb import Duration, Listed, Source, completed
 from controller.model.errors import ControllerError, DocumentMissing, Refusal, UsageFault
 
 PREFIX = "CONTROLLER"
 COMPLETE = "_CONTROLLER_COMPLETE"
 """What a shell that completes a line sets, as `controller completion` has told it to."""
 INTERRUPTED = 130
-UNWRITTEN = 8
-
-Group = Callable[[], Mapping[str, click.Command]]
 
 
 def _runs() -> Mapping[str, click.Command]:
@@ -77,6 +74,12 @@ def _completion() -> Mapping[str, click.Command]:
     return COMMANDS
 
 
+def _queue() -> Mapping[str, click.Command]:
+    from controller.cli.queue import COMMANDS
+
+    return COMMANDS
+
+
 def _serve() -> Mapping[str, click.Command]:
     from controller.cli.serve import COMMANDS
 
@@ -89,7 +92,7 @@ def _doctor() -> Mapping[str, click.Command]:
     return COMMANDS
 
 
-COMMANDS: Mapping[str, Group] = {
+COMMANDS: Mapping[str, Source] = {
     "init": _setup,
     "submit": _submit,
     "wait": _waiting,
@@ -106,6 +109,7 @@ COMMANDS: Mapping[str, Group] = {
     "logs": _logs,
     "explain": _inspect,
     "drain": _drive,
+    "queue": _queue,
     "fsck": _inspect,
     "doctor": _doctor,
     "state": _setup,
@@ -113,26 +117,6 @@ COMMANDS: Mapping[str, Group] = {
     "version": _setup,
 }
 """In the order that help lists them. A command's module is imported when that command is used."""
-
-
-class Root(click.Group):
-    def __init__(self, *args: Any, **attributes: Any) -> None:
-        super().__init__(*args, **attributes)
-        self.params.append(help_option())
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
-        group = COMMANDS.get(cmd_name)
-        return None if group is None else group()[cmd_name]
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in COMMANDS:
-            raise UsageFault(f"there is no command {args[0]!r}{meant(args[0], COMMANDS)}", next="controller --help")
-        return super().resolve_command(ctx, args)
 
 
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -144,7 +128,8 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 @click.group(
-    cls=Root,
+    cls=Listed,
+    listed=COMMANDS,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": PREFIX},
 )
@@ -310,12 +295,8 @@ def _wants_json(args: Sequence[str]) -> bool:
     own = args[: args.index("--")] if "--" in args else args
     if "--json" in own:
         return True
-    name = next((word for word in own if word in COMMANDS), "")
-    return environment(f"{PREFIX}_{name.upper().replace('-', '_')}_JSON").lower() in (
-        "1",
-        "true",
-        "yes",
-        "on",
-        "t",
-        "y",
-    )
+    place = next((place for place, word in enumerate(own) if word in COMMANDS), len(own))
+    # The second word counts where the first is a group; for any other command no such variable means anything.
+    names = ("_".join(own[place : place + count]).upper().replace("-", "_") for count in (1, 2))
+    yes = ("1", "true", "yes", "on", "t", "y")
+    return any(environment(f"{PREFIX}_{name}_JSON").lower() in yes for name in names)

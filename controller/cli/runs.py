@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from controller.cli.call import Call
+from controller.cli.values import Named
 from controller.cli.verb import Verb, completed, run_of, subject_of
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ def show(call: Call, subject: str) -> None:
     wanted = subject_of(subject)
     snapshot, now = call.store.read(), call.clock.now_ms()
     if isinstance(wanted, str):
-        run = find(snapshot.document, wanted)
-        call.output.answer("show", {"run": views.run_whole(run, now)}, views.run_page(run, call.times(now)))
+        run, here = find(snapshot.document, wanted), call.here()
+        body = {"run": views.run_whole(run, now, here)}
+        call.output.answer("show", body, views.run_page(run, call.times(now), here))
         return
     from msgspec import to_builtins
 
@@ -55,12 +57,15 @@ def show(call: Call, subject: str) -> None:
 
 
 @click.command(
-    cls=Verb, question=True, examples=["controller runs --state dead", "controller runs --limit 1000 --json"]
+    cls=Verb,
+    question=True,
+    examples=["controller runs --state dead", "controller runs --queue default", "controller runs --limit 1000 --json"],
 )
 @click.option("--state", type=click.Choice(STATES), help="Only runs in this state, or in this view.")
+@click.option("--queue", type=Named(), metavar="Q", shell_complete=completed("queues"), help="Only runs of this queue.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, metavar="N", help="At most so many.")
 @click.pass_obj
-def runs(call: Call, state: str | None, limit: int) -> None:
+def runs(call: Call, state: str | None, queue: str | None, limit: int) -> None:
     """List runs, the newest first.
 
     Views: pending (queued and due), scheduled (queued for later), active (running), dead (failed for good). Runs that
@@ -71,14 +76,14 @@ def runs(call: Call, state: str | None, limit: int) -> None:
     document, now = call.store.read().document, call.clock.now_ms()
     known: list[Run | Tombstone] = [*document.runs.values(), *document.finished.values()]
     known.sort(key=lambda run: run.sequence, reverse=True)
-    rows = [views.run_row(run, now) for run in known]
+    rows = [views.run_row(run, now) for run in known if queue in (None, run.queue)]
     if state is not None:
         rows = [row for row in rows if state in (row["state"], row["view"])]
     body = {"runs": rows[:limit], "total": len(rows)}
     page = (
         list(views.run_rows(rows[:limit], call.times(now)))
         if rows
-        else ["no runs" + (f" are {state}" if state else "")]
+        else ["no runs" + (f" of queue {queue}" if queue else "") + (f" are {state}" if state else "")]
     )
     if len(rows) > limit:
         page.append(f"... and {len(rows) - limit} older ones; --limit N shows more")
@@ -104,8 +109,10 @@ def retry(call: Call, run: str) -> None:
     """Queue a failed or cancelled run again: steps that succeeded are kept, every other starts anew."""
     run_id = run_of(run)
     call.subject = f"run:{run_id}"
-    call.controller.retry(run_id)
-    page = [f"run {run_id} is queued again", "next: controller reconcile --apply"]
+    queue = call.controller.retry(run_id).queue
+    served = queue in call.readable_settings[0].policy.queues
+    following = "reconcile --apply" if served else f"queue claim --queue {queue}"
+    page = [f"run {run_id} is queued again", f"next: controller {following}"]
     call.output.answer("retry", {"run": run_id, "state": "queued"}, page)
 
 

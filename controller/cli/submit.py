@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import UNSET, structs
 
 from controller.api.settings import absolute
 from controller.cli.call import Call
+from controller.cli.values import Moment, Named, json_value
 from controller.cli.verb import Duration, Variable, Verb, completed
-from controller.model.errors import UsageFault
+from controller.model.errors import Conflict, UsageFault
+from controller.model.records import Priority, Step
 
 if TYPE_CHECKING:
-    from controller.engine.queue import Submission
+    from controller.engine.submission import Submission
+    from controller.model.policy import Policy
 
 
 @click.command(
@@ -25,10 +29,56 @@ if TYPE_CHECKING:
         "controller submit --id nightly-2026-11-30 --attempts 3 --timeout 2h --cwd . -- ./backup.sh --all",
         "controller submit --wait -- make test",
         "controller submit --file docs/examples/graph.toml",
+        """controller submit --queue mail --attempts 5 --payload '{"to": "ops@example.org"}'""",
+        "controller submit --at 2026-12-01T06:00:00Z --concurrency-key backup -- ./backup.sh",
     ],
 )
 @click.option("--id", metavar="ID", help="Name the run. The same id with the same content is the same run.")
-@click.option("--attempts", type=click.IntRange(1, 1_000_000), metavar="N", help="How often it may fail.  [default: 1]")
+@click.option(
+    "--queue",
+    type=Named(),
+    metavar="Q",
+    shell_complete=completed("queues"),
+    help="Which queue.  [default: fleet for a command, default for a payload alone]",
+)
+@click.option(
+    "--priority",
+    type=click.Choice([layer.value for layer in Priority]),
+    default=Priority.NORMAL.value,
+    show_default=True,
+    help="Its layer: all of an earlier one go first.",
+)
+@click.option("--delay", type=Duration(zero=True), metavar="D", help="Due only after this long.")
+@click.option("--at", type=Moment(), metavar="MOMENT", help="Due only then, such as 2026-12-01T06:00:00Z.")
+@click.option(
+    "--attempts",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="How often it may fail.  [default: that of the queue]",
+)
+@click.option(
+    "--crashes",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="How often its holder may be lost.  [default: as often as it may fail]",
+)
+@click.option(
+    "--unique-for", type=Duration(), metavar="D", help="The same content in the same queue within D is the same run."
+)
+@click.option("--concurrency-key", type=Named(), metavar="K", help="What it works on, such as db-1.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="Start it only while fewer than N of its key run.  [default: 1]",
+)
+@click.option("--payload", metavar="JSON|@FILE|-", help="What its consumer is given; at most 1 MiB.")
+@click.option(
+    "--replace",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="Take the place of an earlier run of this id; it is discarded.",
+)
 @click.option("--timeout", type=Duration(), metavar="D", help="End the command after this long, such as 10m.")
 @click.option("--env", type=Variable(), multiple=True, help="A variable for the command; may be repeated.")
 @click.option(
@@ -49,7 +99,17 @@ if TYPE_CHECKING:
 def submit(
     call: Call,
     id: str | None,  # noqa: A002 - an option's variable is named after this: CONTROLLER_SUBMIT_ID
+    queue: str | None,
+    priority: str,
+    delay: int | None,
+    at: int | None,
     attempts: int | None,
+    crashes: int | None,
+    unique_for: int | None,
+    concurrency_key: str | None,
+    concurrency: int | None,
+    payload: str | None,
+    replace: bool,
     timeout: int | None,
     env: tuple[tuple[str, str], ...],
     cwd: str | None,
@@ -57,7 +117,7 @@ def submit(
     wait: bool,
     argv: tuple[str, ...],
 ) -> int:
-    """Queue a command, or the steps in a file, and print the id of its run.
+    """Queue a command, the steps in a file, or a payload, and print the id of its run.
 
     It is accepted, durably, once its id is printed; a worker takes it at the next reconcile, or at once under
     `controller run`. What stands after -- is the command and its arguments, as they are: there is no shell.
@@ -72,11 +132,19 @@ def submit(
     the same in all its attempts and after a retry, for effects that must not happen twice. Nothing else of yours. Fix
     PATH under [provider.env]: then it does not depend on who reconciles.
 
+    The fleet serves the queues that [fleet] queues names, by default the one called fleet. Any other is for consumers:
+    programs that take runs with `controller queue claim`, or `controller queue work`. A payload without a command is
+    for consumers alone.
+
     With --wait it exits with 0 if the run succeeded and 9 if not; interrupted, it exits with 130 and the run goes on.
     """
-    call.settings  # noqa: B018 - a configuration that cannot be meant is said now, not at the next reconcile
+    from controller.engine.submission import Submission
+
+    policy = call.settings.policy  # a configuration that cannot be meant is said now, not at the next reconcile
+    _contradictions(delay, at, concurrency_key, concurrency, payload, file, id, replace)
     if file is None:
-        submission = _command(id, attempts or 1, timeout, env, cwd, argv)
+        steps = _command(timeout, env, cwd, argv, alone=payload is None)
+        submission = Submission(steps=steps, id=id, max_attempts=attempts)
     else:
         given = {"argv": argv, "--timeout": timeout is not None, "--env": env, "--cwd": cwd is not None}
         beside = [name for name, value in given.items() if value]
@@ -87,6 +155,21 @@ def submit(
                 next="write argv, timeout, env and cwd into the file, under [[steps]]",
             )
         submission = _from_file(file, id, attempts)
+    submission = structs.replace(
+        submission,
+        queue=queue,
+        priority=Priority(priority),
+        max_crashes=crashes,
+        payload=UNSET if payload is None else json_value(payload, "--payload"),
+        delay_ms=delay,
+        at=at,
+        unique_ms=unique_for,
+        concurrency_key=concurrency_key or "",
+        concurrency=concurrency or 1,
+        replace=replace,
+    )
+    if wait:
+        _can_wait(submission, policy)
     call.subject = "fleet" if submission.id is None else f"run:{submission.id}"
     (submitted,) = call.controller.add([submission])
     if not submitted.created:
@@ -100,29 +183,63 @@ def submit(
     return 0
 
 
-def _command(
+def _contradictions(
+    delay: int | None,
+    at: int | None,
+    key: str | None,
+    concurrency: int | None,
+    payload: str | None,
+    file: str | None,
     run_id: str | None,
-    attempts: int,
-    timeout: int | None,
-    env: tuple[tuple[str, str], ...],
-    cwd: str | None,
-    argv: tuple[str, ...],
-) -> Submission:
+    replace: bool,
+) -> None:
+    """Raises UsageFault for options that cannot be meant together."""
+    if delay is not None and at is not None:
+        raise UsageFault("it is due once", where="--delay, --at", next="give one of them")
+    if concurrency is not None and key is None:
+        raise UsageFault("--concurrency is of a key", where="--concurrency", next="add --concurrency-key K")
+    if payload == "-" and file == "-":
+        raise UsageFault("stdin can be read once", where="--payload -, --file -", next="give one of them as a file")
+    if replace and run_id is None and file is None:
+        raise UsageFault("--replace is of a run that has an id", where="--replace", next="add --id ID")
+
+
+def _can_wait(submission: Submission, policy: Policy) -> None:
+    """Raises Conflict for a run that the fleet would not serve, while nothing is submitted yet."""
+    if submission.goes_to not in policy.queues:
+        raise Conflict(
+            f"queue {submission.goes_to} is served by consumers, not by the fleet: nothing would run it here",
+            where=f"--wait; [fleet] queues = {', '.join(policy.queues)}",
+            next="leave --wait out; then controller wait --no-drive RUN watches it",
+        )
+
+
+def _command(
+    timeout: int | None, env: tuple[tuple[str, str], ...], cwd: str | None, argv: tuple[str, ...], *, alone: bool
+) -> tuple[Step, ...]:
+    """The command as the only step; no step for a payload, which is not *alone*. Raises UsageFault."""
     from controller.api.graph import STEP
-    from controller.engine.queue import Submission
-    from controller.model.records import Step
 
     if not argv:
-        raise UsageFault("there is nothing to run", next="controller submit -- COMMAND [ARGUMENT...], or --file FILE")
+        if alone:
+            raise UsageFault(
+                "there is nothing to run",
+                next="controller submit -- COMMAND [ARGUMENT...], or --file FILE, or --payload JSON",
+            )
+        given = {"--timeout": timeout is not None, "--env": env, "--cwd": cwd is not None}
+        beside = [name for name, value in given.items() if value]
+        if beside:
+            what = f"{' and '.join(beside)} belong to a command, and there is none"
+            raise UsageFault(what, where=", ".join(beside), next="write the command after --")
+        return ()
     if cwd == "":
         raise UsageFault("an empty path", where="--cwd", next="leave it out, or give a directory such as .")
-    given = [name for name, _ in env]
-    twice = next((name for name in given if given.count(name) > 1), None)
+    given_twice = [name for name, _ in env]
+    twice = next((name for name in given_twice if given_twice.count(name) > 1), None)
     if twice is not None:
         raise UsageFault(f"--env gives {twice} twice", where="--env", next="give each variable once")
     place = None if cwd is None else str(absolute(cwd))
-    step = Step(name=STEP, argv=argv, env=dict(env), cwd=place, timeout_ms=timeout)
-    return Submission(steps=(step,), id=run_id, max_attempts=attempts)
+    return (Step(name=STEP, argv=argv, env=dict(env), cwd=place, timeout_ms=timeout),)
 
 
 def _from_file(path: str, run_id: str | None, attempts: int | None) -> Submission:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from controller.api.handle import PARALLELISM
 from controller.api.options import DURATIONS, parse_duration
+from controller.api.words import meant
 from controller.cli.call import Call
 from controller.model.errors import UsageFault
 from controller.model.records import MAX_SLOTS, is_id
@@ -19,6 +20,43 @@ if TYPE_CHECKING:
     _PairType = click.ParamType[tuple[str, str]]
 else:  # generic in newer releases of click alone
     _IntType = _PairType = click.ParamType
+
+
+Source = Callable[[], Mapping[str, click.Command]]
+
+
+class Listed(click.Group):
+    """A group that imports the module of a command when that command is used.
+
+    *listed*, in the order that help has, gives for each name a function that imports its module and answers with the
+    commands in it.
+    """
+
+    def __init__(
+        self, *args: Any, listed: Mapping[str, Source], examples: Sequence[str] = (), **attributes: Any
+    ) -> None:
+        super().__init__(*args, **attributes)
+        self.listed = listed
+        self.examples = examples
+        self.params.append(help_option())
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
+        return list(self.listed)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
+        source = self.listed.get(cmd_name)
+        return None if source is None else source()[cmd_name]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.listed:
+            near = meant(args[0], self.listed)
+            raise UsageFault(f"there is no command {args[0]!r}{near}", next=f"{ctx.command_path} --help")
+        return super().resolve_command(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
+        _write_examples(self.examples, formatter)
 
 
 class Verb(click.Command):
@@ -51,10 +89,16 @@ class Verb(click.Command):
             return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
-        with formatter.section("Examples" if len(self.examples) > 1 else "Example"):
-            for example in self.examples:
-                # Not through write_text: a command line that is wrapped cannot be pasted.
-                formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+        _write_examples(self.examples, formatter)
+
+
+def _write_examples(examples: Sequence[str], formatter: click.HelpFormatter) -> None:
+    if not examples:
+        return
+    with formatter.section("Examples" if len(examples) > 1 else "Example"):
+        for example in examples:
+            # Not through write_text: a command line that is wrapped cannot be pasted.
+            formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
 
 
 def completed(kind: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:

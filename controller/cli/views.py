@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import UNSET, Raw, Struct, to_builtins
+from msgspec import UNSET, Raw, Struct, UnsetType, to_builtins
 
 from controller.api.words import spelled
 from controller.cli import text
@@ -19,9 +19,23 @@ from controller.cli.text import Times, shown
 from controller.model.action import decode
 from controller.model.errors import BrokenAction
 from controller.model.reason import EXPLAINED, Reason
-from controller.model.records import Document, Event, Run, RunState, Step, StepState, Tombstone
+from controller.model.records import Document, Event, Lease, Run, RunState, Step, StepState, Tombstone
 from controller.model.step import is_active, is_blocking
 from controller.model.views import advice, view_of
+
+
+class Here(Struct, frozen=True):
+    """A moment on this host: `now` in UTC ms, and `mono_ms` on the monotonic clock of the boot `boot_id`."""
+
+    now: int
+    mono_ms: int
+    boot_id: str
+
+    def left(self, lease: Lease) -> int:
+        """Milliseconds that *lease* has left; 0 once it is over, as every lease of an earlier boot is."""
+        from controller.engine.leases import remaining_ms
+
+        return remaining_ms(lease, self.boot_id, self.mono_ms)
 
 
 def run_row(run: Run | Tombstone, now: int) -> dict[str, Any]:
@@ -36,8 +50,12 @@ def run_row(run: Run | Tombstone, now: int) -> dict[str, Any]:
             "finished_at": run.finished_at,
             "attempts": run.token,
             "slot": None,
+            "owner": run.owner,
+            "priority": None,
+            "available_at": None,
             "reason": _value(run.reason),
             "command": _command(run.steps),
+            "payload": None,
         }
     view = view_of(run, now)
     return {
@@ -49,17 +67,31 @@ def run_row(run: Run | Tombstone, now: int) -> dict[str, Any]:
         "finished_at": run.finished_at,
         "attempts": run.attempts,
         "slot": None if run.worker is None else run.worker.slot,
+        "owner": None if run.lease is None else run.lease.owner,
+        "priority": run.priority.value,
+        "available_at": run.available_at,
         "reason": _value(run.reason or run.defer_reason),
         "command": _command(run.steps),
+        "payload": _kept(run.payload),
     }
 
 
+def work_of(row: Mapping[str, Any]) -> str:
+    """What there is to do, of a `run_row`: its command, or else its payload."""
+    payload: Raw | None = row["payload"]
+    return row["command"] or ("" if payload is None else bytes(payload).decode())
+
+
 def run_rows(rows: Iterable[Mapping[str, Any]], times: Times) -> Iterator[str | Table]:
+    """A list of runs for people. Their queues are named only where there are several."""
+    known = list(rows)
+    several = len({row["queue"] for row in known}) > 1
     yield table(
-        ("RUN", "STATE", "LIVES", "SLOT", "AGE", "REASON", "COMMAND"),
+        ("RUN", *(["QUEUE"] if several else []), "STATE", "LIVES", "SLOT", "AGE", "REASON", "COMMAND"),
         (
             (
                 row["id"],
+                *([row["queue"]] if several else []),
                 row["state"]
                 if row["view"] in (None, "pending", "active", "dead")
                 else f"{row['state']} ({row['view']})",
@@ -67,19 +99,22 @@ def run_rows(rows: Iterable[Mapping[str, Any]], times: Times) -> Iterator[str | 
                 "-" if row["slot"] is None else str(row["slot"]),
                 times.age(row["created_at"]),
                 row["reason"] or "-",
-                shown(row["command"]),
+                shown(work_of(row)),
             )
-            for row in rows
+            for row in known
         ),
     )
 
 
-def run_whole(run: Run | Tombstone, now: int) -> dict[str, Any]:
-    """Everything about a run, values of variables left out."""
+def run_whole(run: Run | Tombstone, now: int, here: Here | None = None) -> dict[str, Any]:
+    """Everything about a run, values of variables left out. *here*: say too what its lease has left."""
     view = view_of(run, now) if isinstance(run, Run) else None
     head = {"id": run.id, "state": run.state.value, "view": None if view is None else view.value}
-    whole = head | _fields(run, without=("steps", "payload", "result", "content"))
-    return whole | {"steps": [step_whole(step) for step in run.steps]}
+    whole = head | _fields(run, without=("steps", "payload", "progress", "result", "content"))
+    if isinstance(run, Run) and run.lease is not None and here is not None:
+        whole["lease"]["remaining_ms"] = here.left(run.lease)
+    kept = {name: _kept(getattr(run, name, UNSET)) for name in ("payload", "progress", "result")}
+    return whole | kept | {"steps": [step_whole(step) for step in run.steps]}
 
 
 def step_whole(step: Step) -> dict[str, Any]:
@@ -99,12 +134,14 @@ def step_whole(step: Step) -> dict[str, Any]:
     }
 
 
-def run_page(run: Run | Tombstone, times: Times) -> Iterator[str | Table]:
-    """A run for people."""
+def run_page(run: Run | Tombstone, times: Times, here: Here | None = None) -> Iterator[str | Table]:
+    """A run for people. *here*: say too what its lease has left."""
     lines = [("run", run.id), ("state", _state(run, times.now)), ("queue", run.queue)]
     lines.append(("created", times.told(run.created_at)))
     if isinstance(run, Run):
         lines.append(("priority", run.priority.value))
+        if run.concurrency_key:
+            lines.append(("key", f"{shown(run.concurrency_key)}, {run.concurrency} at once"))
         if run.available_at is not None:
             lines.append(("available", times.told(run.available_at)))
         lines.append(("lives", f"{run.attempts} so far (also its token)"))
@@ -117,9 +154,12 @@ def run_page(run: Run | Tombstone, times: Times) -> Iterator[str | Table]:
         if run.cancel_requested_at is not None:
             lines.append(("cancel", f"requested {times.told(run.cancel_requested_at)}"))
         if run.lease is not None:
-            lines.append(("lease", f"held by {shown(run.lease.owner)}"))
+            left = "" if here is None else f", {_left(run.lease, here)}"
+            lines.append(("lease", f"held by {shown(run.lease.owner)}, token {run.attempts}{left}"))
     else:
         lines.append(("lives", f"{run.token} (also its token)"))
+        if run.owner is not None:
+            lines.append(("owner", shown(run.owner)))
     if run.worker is not None:
         worker = run.worker
         lines.append(("worker", f"slot {worker.slot}, {worker.assignment} generation {worker.generation}"))
@@ -127,6 +167,8 @@ def run_page(run: Run | Tombstone, times: Times) -> Iterator[str | Table]:
         lines.append(("finished", times.told(run.finished_at)))
     if isinstance(run, Run) and run.last_error:
         lines.append(("last error", shown(run.last_error)))
+    kept = {name: _kept(getattr(run, name, UNSET)) for name in ("payload", "progress", "result")}
+    lines += [(name, shown(bytes(value).decode())) for name, value in kept.items() if value is not None]
     yield Facts(lines)
     if len(run.steps) > 1:
         yield ""
@@ -138,6 +180,11 @@ def run_page(run: Run | Tombstone, times: Times) -> Iterator[str | Table]:
     if what_next is not None:
         yield ""
         yield f"next: {what_next}"
+
+
+def _left(lease: Lease, here: Here) -> str:
+    left = here.left(lease)
+    return f"{text.duration(left)} left" if left else "its lease is over"
 
 
 def step_page(step: Step, steps: Sequence[Step], times: Times) -> Iterator[str]:
@@ -343,6 +390,10 @@ def _command(steps: Iterable[Step]) -> str:
 def _fields(record: Struct, without: Iterable[str] = ()) -> dict[str, Any]:
     """Every field of *record* as plain values, those at their default too."""
     return {name: to_builtins(getattr(record, name)) for name in record.__struct_fields__ if name not in without}
+
+
+def _kept(value: Raw | UnsetType) -> Raw | None:
+    return None if isinstance(value, UnsetType) else value
 
 
 def _value(value: object) -> object:

@@ -35,9 +35,10 @@ def wait(call: Call, timeout: int | None, follow: bool, no_drive: bool, parallel
     """Wait until runs have ended; exits with 0 if all succeeded, with 9 if not.
 
     It serves the fleet meanwhile, so nothing else needs to run; beside a `run` or a reconcile it is no trouble. With
-    --no-drive it only reads. Trouble on the way is told and waited out; what an operator has to settle first ends it
-    with 5, and what cannot be saved with 8. Interrupted, it awaits what the provider was asked and exits with 130.
-    However it ends, the runs go on. With --json nothing is shown but how they ended.
+    --no-drive it only reads: a run that consumers take is waited for so, since serving the fleet does not move it.
+    Trouble on the way is told and waited out; what an operator has to settle first ends it with 5, and what cannot be
+    saved with 8. Interrupted, it awaits what the provider was asked and exits with 130. However it ends, the runs go
+    on. With --json nothing is shown but how they ended.
     """
     ids = list(dict.fromkeys(run_of(run) for run in runs))
     seconds = None if timeout is None else timeout / 1000
@@ -82,7 +83,7 @@ def follow_to_end(
     if left:
         from controller.cli.root import INTERRUPTED
 
-        call.output.warn(_left(left))
+        call.output.warn(_left(left, "wait" if drive else "wait --no-drive"))
         return INTERRUPTED
     return 0 if all(run.state == "succeeded" for run in ended) else NOT_SUCCEEDED
 
@@ -93,12 +94,12 @@ def _found(document: Document, run_ids: Sequence[str]) -> Mapping[str, Run | Tom
     return {run: find(document, run) for run in run_ids}
 
 
-def _left(left: Sequence[Run | Tombstone]) -> str:
+def _left(left: Sequence[Run | Tombstone], how: str) -> str:
     ids = [run.id for run in left]
     one = len(ids) == 1
     running = any(run.state == "running" for run in left)
     goes_on = ("goes on" if one else "go on") if running else ("stays queued" if one else "stay queued")
-    return f"interrupted: {'run' if one else 'runs'} {', '.join(ids)} {goes_on}; next: controller wait {' '.join(ids)}"
+    return f"interrupted: {'run' if one else 'runs'} {', '.join(ids)} {goes_on}; next: controller {how} {' '.join(ids)}"
 
 
 def _wait(

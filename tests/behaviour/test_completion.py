@@ -74,9 +74,20 @@ def test_commands_complete_from_nothing_and_from_their_beginning(fleet: Controll
     assert in_bash(fleet, "nonsense") == []
 
 
+def test_queues_their_verbs_sets_and_codes_complete(fleet: Controller) -> None:
+    fleet.run("submit", "--queue", "mail", "--payload", "1", check=True)
+    assert in_bash(fleet, "queue", "re") == ["retry", "reap", "resume"]
+    assert in_bash(fleet, "queue", "claim", "--queue", "") == ["fleet", "mail"]
+    assert in_bash(fleet, "queue", "pause", "m") == ["mail"]
+    assert in_bash(fleet, "queue", "browse", "") == ["pending", "active", "scheduled", "dead"]
+    assert in_bash(fleet, "queue", "complete", "b") == ["bird", "build"]
+    assert "invalid_payload" in in_bash(fleet, "queue", "fail", "r-1", "--reason", "in")
+    assert in_bash(fleet, "runs", "--queue", "ma") == ["mail"]
+
+
 def test_options_of_the_root_and_of_commands_complete(fleet: Controller) -> None:
     assert in_bash(fleet, "--no") == ["--no-color"]
-    assert in_bash(fleet, "--exact-times", "runs", "--") == ["--state", "--limit", "--json", "--help"]
+    assert in_bash(fleet, "--exact-times", "runs", "--") == ["--state", "--queue", "--limit", "--json", "--help"]
     assert in_bash(fleet, "reconcile", "--ap") == ["--apply"]
 
 

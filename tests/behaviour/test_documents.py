@@ -1,4 +1,4 @@
-"""Every command that a document or a help page shows is run here; the README's example also prints what it says."""
+"""Every command that a document or a help page shows is run here; what examples say that it prints, it prints."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.cli.queue import VERBS
 from tests.behaviour.driver import Controller, Result
 from tests.behaviour.provider_program import wait_until
 
@@ -22,9 +23,13 @@ SHOWN = re.compile(r"^\s*(?:\$ |[-*/0-9 ]*\*  )?(controller .+)$", re.MULTILINE)
 COMMANDS = [
     *("init", "submit", "wait", "reconcile", "run", "replay-pending", "status", "show", "runs", "history", "withdraw"),
     *("cancel", "retry", "logs", "explain", "drain", "fsck", "doctor", "state accept", "completion", "version"),
+    *("queue", *(f"queue {verb}" for verb in VERBS)),
 ]
 END = "run hello succeeded\n"
 PLACEHOLDERS = {"RUN": "r-1", "CMD": "/bin/true", "COMMAND": "true", "[ARGUMENT...]": "", "N": "1"}
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"\b[0-9.]+(?:ms|s|m)\b")
+MOMENT = re.compile(r"\b[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
 def typed(text: str) -> tuple[str, ...]:
@@ -42,6 +47,18 @@ def in_documents() -> list[tuple[str, str]]:
         shown = [*INLINE.findall(text), *SHOWN.findall(text)]
         found += [(page, command) for command in dict.fromkeys(shown) if "controller --help" not in command]
     return found
+
+
+def session(example: str) -> list[tuple[str, str]]:
+    """What an example types, and what it says that this prints."""
+    parts = re.split(r"^\$ (.*)\n", example, flags=re.MULTILINE)[1:]
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def timeless(controller: Controller, printed: str) -> list[list[str]]:
+    """The words of each line, whatever the time, the speed of the machine and the place of the state directory."""
+    text = MOMENT.sub("MOMENT", SPAN.sub("SPAN", printed.replace(str(controller.state), "/tmp/demo/state")))
+    return [line.split() for line in text.splitlines()]
 
 
 def examples(controller: Controller, command: str) -> list[str]:
@@ -71,10 +88,20 @@ def failed(controller: Controller) -> bool:
     return bool(controller.json("show", "r-1")["run"]["state"] == "failed")
 
 
+def ran_out(controller: Controller) -> bool:
+    (held,) = controller.json("queue", "browse", "active")["runs"]
+    return bool(held["remaining_ms"] == 0)
+
+
 def ended(controller: Controller, *args: str) -> Result:
-    """`run` serves until it is told to stop: here once it has taken up what was queued."""
+    """`run` and `queue work` serve until they are told to stop: here once they have taken up what was queued."""
+    run = "r-2"
+    if "work" in args:
+        run = "work"
+        queue = args[args.index("--queue") + 1] if "--queue" in args else "default"
+        controller.run("submit", "--id", run, "--queue", queue, "--payload", "1", check=True)
     process = controller.popen(*args)
-    wait_until(lambda: controller.json("show", "r-2")["run"]["state"] != "queued", "r-2 is taken up")
+    wait_until(lambda: controller.json("show", run)["run"]["state"] != "queued", f"{run} is taken up")
     process.send_signal(signal.SIGTERM)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 0, stderr
@@ -88,7 +115,8 @@ def check(controller: Controller, fleet: Path, text: str) -> None:
         shutil.copytree(fleet, controller.state)
     if "--file" in args:
         shutil.copytree(ROOT / "docs" / "examples", controller.home / "docs" / "examples")
-    result = ended(controller, *args) if "run" in args else controller.run(*args)
+    serves = "run" in args or (args[:2] == ("queue", "work") and "--until-empty" not in args)
+    result = ended(controller, *args) if serves else controller.run(*args)
     assert result.exit not in {1, 2}, str(result)
     assert "Traceback" not in result.stderr
 
@@ -110,7 +138,7 @@ def test_every_help_page_has_an_example_that_can_be_typed(controller: Controller
     for number, example in enumerate(shown):
         fresh = Controller(controller.home / str(number))
         fresh.home.mkdir()
-        for program in ("backup.sh", "provider"):
+        for program in ("backup.sh", "provider", "handle-one"):
             (fresh.home / program).write_text("#!/bin/sh\n")
             (fresh.home / program).chmod(0o755)
         check(fresh, fleet, example.replace("/usr/local/bin/provider", str(fresh.home / "provider")))
@@ -120,8 +148,7 @@ def test_the_example_on_the_first_screen_prints_what_it_says(controller: Control
     readme = (ROOT / "README.md").read_text()
     assert readme.index("```console") < 2500, "the example is on the first screen"
     example = readme.partition("```console\n")[2].partition("```")[0]
-    parts = re.split(r"^\$ (controller .*)\n", example, flags=re.MULTILINE)[1:]
-    for command, expected in zip(parts[::2], parts[1::2], strict=True):
+    for command, expected in session(example):
         result = controller.run(*typed(command), check=True)
         printed = result.stdout.replace(str(controller.state), "/tmp/demo/state")
         if command == "controller logs hello":
@@ -132,3 +159,18 @@ def test_the_example_on_the_first_screen_prints_what_it_says(controller: Control
         # Whether this look or the next one sees its end depends on the machine; that it ended well is asserted below.
         assert printed.replace(END, "") == expected.replace(END, ""), command
     assert controller.json("show", "hello")["run"]["state"] == "succeeded"
+
+
+def test_the_zombie_of_the_queue_page_is_refused_in_the_words_that_the_page_shows(controller: Controller) -> None:
+    example = "".join(CONSOLE.findall((ROOT / "docs" / "queue.md").read_text()))
+    assert example.count("--token 1") > 1, "the page still has its zombie"
+    for command, expected in session(example):
+        if command.startswith("sleep "):
+            wait_until(
+                lambda: controller.json("queue", "browse", "active")["runs"][0]["remaining_ms"] == 0, "its lease"
+            )
+            continue
+        result = controller.run(*typed(command))
+        assert timeless(controller, result.stdout + result.stderr) == timeless(controller, expected), command
+        assert result.exit == (3 if expected.startswith("refused") else 0), str(result)
+    assert controller.json("show", "mail-7")["run"]["result"] == {"sent": True}

@@ -75,7 +75,7 @@ def test_every_setting_of_the_written_file_may_be_uncommented(controller: Contro
     controller.init()
     path = controller.state / "controller.toml"
     lines = path.read_text().splitlines()
-    settings = [line.removeprefix("# ") if " = " in line else line for line in lines]
+    settings = [line.removeprefix("# ") if " = " in line or line.startswith("# [") else line for line in lines]
     assert tomllib.loads("\n".join(settings))["fleet"]["idle"] == "30s"
     path.write_text("\n".join(settings))
     controller.run("status", check=True)

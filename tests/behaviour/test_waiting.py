@@ -184,7 +184,7 @@ def test_without_driving_it_only_watches(local: Controller) -> None:
     stopped = local.popen("wait", "--no-drive", "--follow", "a")
     assert (local.state / "controller.json").read_bytes() == before
     assert watcher.poll() is None
-    stopped_by(stopped, signal.SIGTERM, "run a stays queued; next: controller wait a")
+    stopped_by(stopped, signal.SIGTERM, "run a stays queued; next: controller wait --no-drive a")
     local.run("reconcile", "--apply", check=True)
     assert finish(watcher, 0)[0] == "run a succeeded\n"
 
