@@ -57,6 +57,27 @@ def test_several_names_are_measured_in_their_own_order(tmp_path: Path) -> None:
     assert (found["read_10000"]["aim"], found["read_10000"]["met"]) == (None, None)
 
 
+def test_a_figure_of_the_queue_has_both_peers_of_the_same_run(tmp_path: Path) -> None:
+    found = figures(call(tmp_path, "--only", "enqueue_100", "--only", "cycle_100", "--only", "fused_100"))
+    assert list(found) == ["enqueue_100", "cycle_100", "fused_100"]
+    for figure in found.values():
+        more = figure["more"]
+        assert figure["measured_in"] == "ms"
+        assert all(more[f"{who}_per_second"] > 0 for who in ("ours", "sqlite", "huey"))
+        assert more["over_huey"] == pytest.approx(figure["ours"] / more["huey_ms"], abs=0.02, rel=0.01)
+    plain, fused = found["cycle_100"], found["fused_100"]
+    assert (fused["theirs"], fused["more"]["huey_ms"]) == (plain["theirs"], plain["more"]["huey_ms"])
+    assert "over_sqlite_fused" in fused["more"]
+    assert "over_sqlite_fused" not in plain["more"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_discovery_is_measured_beside_itself_and_writes_nothing(tmp_path: Path) -> None:
+    figure = figures(call(tmp_path, "--only", "discovery"))["discovery"]
+    assert (figure["aim"], figure["measured_in"], figure["reason"]) == (2.0, "us", None)
+    assert figure["met"] is (figure["value"] <= 2.0)
+
+
 def test_a_peer_that_is_not_there_is_a_reason_and_no_failure(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     figure = figures(call(tmp_path, "--only", "runs_1000_true", PATH=str(tmp_path / "empty")))["runs_1000_true"]

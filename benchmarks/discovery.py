@@ -1,0 +1,85 @@
+"""Finding the run that is claimed next, in a small document and in a large one: with the index, without a store.
+
+Not promised: anything about a claim as a whole, which writes a document too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import replace
+
+from benchmarks.measuring import BOTH, Broken, Measured, medians, seconds_of, shuffled
+from controller.engine.discovery import finding
+from controller.engine.index import Index
+from controller.model.edit import Draft
+from controller.model.records import Document, Priority, Queue, Run, RunState, new_document
+
+QUEUE: Final = "default"
+NOW: Final = 1_700_000_000_000
+KEYS: Final = 20
+LAYERS: Final = (Priority.CRITICAL, Priority.NORMAL, Priority.BACKGROUND)
+
+
+class Waiting:
+    """A document of *count* queued runs in three layers, one in ten with a concurrency key, and its index."""
+
+    def __init__(self, count: int) -> None:
+        self._made = 0
+        self._runs: dict[str, Run] = {}
+        self._queues: dict[str, Queue] = {}
+        self._document: Document = replace(new_document("bench", "bench"), runs=self._runs, queues=self._queues)
+        for _ in range(count):
+            self._submit()
+        self._index = Index(self._runs, "boot")
+        self._found: Run | None = None
+
+    def _submit(self) -> str:
+        self._made += 1
+        number = self._made
+        key = f"key-{number // 10 % KEYS}" if number % 10 == 0 else ""
+        run = Run(
+            id=f"r-{number}",
+            queue=QUEUE,
+            sequence=number,
+            created_at=NOW + number,
+            steps=(),
+            priority=LAYERS[number % len(LAYERS)],
+            concurrency_key=key,
+            concurrency=1 if key else 0,
+        )
+        self._runs[run.id] = run
+        return run.id
+
+    def find(self) -> None:
+        with finding(self._index, Draft(self._document, now=NOW * 2, command="bench"), QUEUE) as finder:
+            self._found = finder.next()
+
+    def turn(self) -> None:
+        """What was found is claimed and done, and another run takes its place: so every find is a new one."""
+        found = self._found
+        if found is None:
+            raise Broken("nothing was found to claim")
+        claims = self._queues.get(QUEUE, Queue()).claims + 1
+        self._queues[QUEUE] = Queue(claims=claims)
+        self._follow({found.id: replace(found, state=RunState.RUNNING)})
+        del self._runs[found.id]
+        self._follow({found.id: None, (run_id := self._submit()): self._runs[run_id]})
+
+    def _follow(self, changes: Mapping[str, Run | None]) -> None:
+        self._index.follow(changes, self._runs)
+
+
+def discovery(_: Path, quick: bool) -> Measured:
+    """100 000 queued runs beside 1 000. Nothing is written."""
+    waiting = {True: Waiting(1000 if quick else 100_000), False: Waiting(100 if quick else 1000)}
+    taken: dict[bool, list[float]] = {True: [], False: []}
+    kept: dict[bool, list[float]] = {True: [], False: []}
+    for large in shuffled(BOTH, 2 if quick else 60):
+        for _turn in range(5 if quick else 100):
+            taken[large].append(seconds_of(waiting[large].find))
+            kept[large].append(seconds_of(waiting[large].turn))
+    turns = medians(kept, "us", 1e6)
+    return medians(taken, "us", 1e6, turn_over=round(turns.ours / turns.theirs, 2), turn_us=round(turns.ours, 1))
