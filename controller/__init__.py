@@ -27,6 +27,15 @@ Where the design left a choice, it was made so:
   for each other otherwise, and cost more than what they save;
 - a provider that cannot say what there is is asked for nothing new; one that cannot describe itself is taken at its
   last word;
+- queues are several pages, not one: `engine.submission`, `leases` (what holders do), `upkeep` (what nobody's holder has
+  to do), `discovery` over `index` (what is next), `retention` and `browse`; `queue` keeps what people do with runs;
+- a lease that ran out ends nothing until somebody reaps: its holder may still renew or complete, and what is taken back
+  is due at once, since the lease was the wait;
+- a run whose key is full leaves the line. The ones next in order get that defer reason in the document, with the claim
+  that passes them over; of the others it is computed for whoever looks, so that no claim pays for all of them;
+- the planner looks at every queued run once in a plan, and claims from that; an index of its own would have to follow
+  what the same draft folds;
+- a discarded run leaves a tombstone, cancelled, with its last token: its late holder is told so, and the id climbs on;
 - root does not change a state directory that belongs to somebody else: it is refused up front.
 """
 

@@ -7,7 +7,8 @@ otherwise.
 
 Owned here: bytes (`codec`), older schemas (`migrations`), the document lock and slot locks (`locks`), load fence,
 compare-and-swap and durable write (`file`: the commit point is on that page), history, refusals, `init` (`create`) and
-`state accept` (`accept`). `memory` keeps the same contract without a disk. `protocol` is that contract.
+`state accept` (`accept`). `waiters` notifies who waits for a queue, and nothing depends on it. `memory` keeps the same
+contract without a disk. `protocol` is that contract.
 
 Promised: what a commit returned is durable, whole, and in history before anything else is committed; what it refused
 changed nothing; a document that somebody else wrote, an older one that came back, and a missing one are noticed, never
