@@ -209,9 +209,15 @@ class Claim:
             except (NotFound, TransitionRefused) as refusal:
                 if isinstance(refusal, TransitionRefused) and refusal.why != Why.STALE_LEASE:
                     raise
+                if isinstance(refusal, NotFound) and self._still_holds(holding):
+                    raise  # no such step
                 raise holding.lost(refusal) from refusal
             holding.ended = holding.ended or ends
         return answer
+
+    def _still_holds(self, holding: Holding) -> bool:
+        run = self._controller.store.read().document.runs.get(holding.run.id)
+        return run is not None and run.attempts == holding.token and run.lease is not None
 
     # The block
 

@@ -23,7 +23,7 @@ from controller.api.words import meant
 from controller.engine.submission import Submission
 from controller.model.errors import StrictError, UsageFault
 from controller.model.graph import misfit, quoted
-from controller.model.records import Priority, Step, is_id
+from controller.model.records import ID_GRAMMAR, Priority, Step, is_id
 from controller.model.strict import strict_loads
 
 STEP: Final = "main"
@@ -240,7 +240,7 @@ def _read(content: Mapping[str, Any], member: str, default: Any, read_value: Cal
 
 def _id(value: object) -> str:
     if not isinstance(value, str) or not is_id(value):
-        raise ValueError("letters, digits, '.', '_' and '-', starting with a letter or digit, at most 64, in quotes")
+        raise ValueError(f"{ID_GRAMMAR}, in quotes")
     return value
 
 

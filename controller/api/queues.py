@@ -10,6 +10,7 @@ keep both themselves.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +168,7 @@ class Queue:
         *after*: those behind that run. Raises UsageFault for another view.
         """
         controller = self._controller
+        amounts.count(limit, "limit", sys.maxsize)
         return browse(
             controller.store.read().document,
             view_of(view),

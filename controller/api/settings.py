@@ -21,7 +21,7 @@ from controller.api.options import DEFAULTS, ENV_SECTION, EXAMPLE, OPTIONS, QUEU
 from controller.api.words import meant, spelled
 from controller.model.errors import Conflict, UsageFault
 from controller.model.policy import Backoff, Policy, QueuePolicy
-from controller.model.records import Document, is_id
+from controller.model.records import ID_GRAMMAR, Document, is_id
 
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -260,7 +260,7 @@ def _check_queue(name: str, value: object, keys: set[str], source: str) -> None:
         raise UsageFault(
             f"not the name of a queue: {name!r}",
             where=f"{source}, [{_below(QUEUES, name)}]",
-            next="use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 64",
+            next=f"use {ID_GRAMMAR}",
         )
     if isinstance(value, dict):
         return

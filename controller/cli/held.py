@@ -15,6 +15,7 @@ from controller.cli.views import Here, run_row, step_whole, work_of
 from controller.engine.browse import waits_for, why_nothing
 from controller.engine.leases import drain
 from controller.engine.queue import is_over
+from controller.model.errors import ControllerError
 from controller.model.records import Run, RunState
 
 
@@ -97,7 +98,14 @@ def unbroken() -> Iterator[list[int]]:
 
 
 def give_back(call: Call, runs: Sequence[Run]) -> None:
-    """Return runs that were just claimed, and say so."""
+    """Return runs that were just claimed, and say so. Raises what kept one of them, once the others are back."""
+    failure: ControllerError | None = None
     for run in runs:
-        drain(call.lenient, run.id, run.attempts)
-        call.output.warn(f"run {run.id} was given back: nobody heard that it was claimed")
+        try:
+            drain(call.lenient, run.id, run.attempts)
+            call.output.warn(f"run {run.id} was given back: nobody heard that it was claimed")
+        except ControllerError as error:
+            failure = error
+            call.output.warn(f"run {run.id} stays claimed until its lease is over, token {run.attempts}")
+    if failure is not None:
+        raise failure

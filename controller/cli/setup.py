@@ -11,7 +11,7 @@ from controller.api import settings as config
 from controller.cli.call import Call
 from controller.cli.verb import Verb
 from controller.model.errors import UsageFault
-from controller.model.records import MAX_SLOTS, is_id
+from controller.model.records import ID_GRAMMAR, MAX_SLOTS, is_id
 
 SLOTS = 4
 
@@ -43,7 +43,7 @@ def init(call: Call, fleet: str, slots: int | None, provider: str | None, provid
         raise UsageFault(
             f"not a name for a fleet: {fleet!r}",
             where="--fleet",
-            next="use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 64",
+            next=f"use {ID_GRAMMAR}",
         )
     kept = _kept(call, chosen=(slots, provider, provider_command) != (None, None, None))
     settings = config.parse(kept or _chosen(slots, provider, provider_command), str(call.config_path))

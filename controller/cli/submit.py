@@ -11,7 +11,7 @@ from msgspec import UNSET, structs
 
 from controller.api.settings import absolute
 from controller.cli.call import Call
-from controller.cli.values import Moment, Named, json_value
+from controller.cli.values import Moment, Named, Text, json_value
 from controller.cli.verb import Duration, Variable, Verb, completed
 from controller.model.errors import Conflict, UsageFault
 from controller.model.records import Priority, Step
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 @click.option(
     "--unique-for", type=Duration(), metavar="D", help="The same content in the same queue within D is the same run."
 )
-@click.option("--concurrency-key", type=Named(), metavar="K", help="What it works on, such as db-1.")
+@click.option("--concurrency-key", type=Text(), metavar="K", help="What it works on, such as db-1.")
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 1_000_000),

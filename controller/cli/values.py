@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from controller.model.errors import UsageFault
-from controller.model.records import is_id
+from controller.model.records import ID_GRAMMAR, is_id
 
 if TYPE_CHECKING:
     from msgspec import Raw, UnsetType
@@ -43,7 +43,7 @@ class Named(_TextType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not is_id(value):
-            rule = "letters, digits, '.', '_' and '-', starting with a letter or digit, at most 64"
+            rule = ID_GRAMMAR
             self.fail(f"{value!r} cannot be a name: give {rule}.", param, ctx)
         return str(value)
 

@@ -90,7 +90,7 @@ def work(
 
     wanted = _work(call, queue, jobs, owner, lease, grace, until_empty, argv)
     teller = _Teller(call)
-    consumer = Consumer(call.context, Waiters(call.state_dir), wanted, tell=teller.tell, trouble=teller.trouble)
+    consumer = Consumer(call.ruled, Waiters(call.state_dir), wanted, tell=teller.tell, trouble=teller.trouble)
     try:
         with _stopping(call, consumer) as came:
             consumer.serve()

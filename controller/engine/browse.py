@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 
+from controller.engine.discovery import is_paused
 from controller.model.errors import NotFound
 from controller.model.policy import Policy
 from controller.model.reason import Reason
@@ -103,11 +104,10 @@ def _summary(document: Document, policy: Policy, now: int, name: str, runs: Iter
         by_layer[run.priority].append(run)
     layers = tuple(_layer(layer, found, now) for layer, found in by_layer.items() if found)
     waits = [layer.oldest_wait_ms for layer in layers if layer.oldest_wait_ms is not None]
-    known = document.queues.get(name)
     return QueueSummary(
         queue=name,
         served_by="fleet" if name in policy.queues else "consumers",
-        paused=known is not None and known.paused,
+        paused=is_paused(document.queues.get(name)),
         pending=sum(layer.pending for layer in layers),
         scheduled=sum(layer.scheduled for layer in layers),
         active=sum(layer.active for layer in layers),

@@ -18,7 +18,7 @@ from math import inf
 from typing import Final, Protocol
 
 from controller.engine import leases, upkeep
-from controller.engine.discovery import finding
+from controller.engine.discovery import finding, is_paused
 from controller.engine.queue import Context
 from controller.model.edit import Edit
 from controller.model.errors import ControllerError
@@ -152,7 +152,7 @@ class _Wait:
 
 def claimable(context: Context, document: Document, queue: str) -> Run | None:
     """The run that a claim would get now. Nothing is changed: the draft that it is found with is thrown away."""
-    if _is_paused(document, queue):
+    if is_paused(document.queues.get(queue)):
         return None
     with finding(context.index(document), context.draft(document), queue) as finder:
         return finder.next()
@@ -190,14 +190,15 @@ def wakes(before: Document, after: Document, edit: Edit) -> Mapping[str, int]:
     now = edit.events[-1].at
     fresh = [run for run in edit.runs.values() if run is not None and _is_new(run, before.runs.get(run.id), now)]
     freed = Counter(key for run_id in edit.runs for key in _given_back(before.runs.get(run_id), after.runs.get(run_id)))
-    resumed = {queue for queue in edit.queues if _is_paused(before, queue) and not _is_paused(after, queue)}
+    paused = {queue for queue in edit.queues if is_paused(before.queues.get(queue))}
+    resumed = {queue for queue in paused if not is_paused(after.queues.get(queue))}
     keys = freed.keys() | {run.concurrency_key for run in fresh if run.concurrency_key}
     found = Counter(run.queue for run in fresh if not run.concurrency_key)
     if keys or resumed:
         found.update(_with_keys(after, fresh, freed, keys, now))
         for queue in resumed:
             found[queue] = sum(_is_pending(run, now) for run in after.runs.values() if run.queue == queue)
-    return {queue: most for queue, most in sorted(found.items()) if most > 0 and not _is_paused(after, queue)}
+    return {queue: most for queue, most in sorted(found.items()) if most > 0 and not is_paused(after.queues.get(queue))}
 
 
 def _with_keys(
@@ -243,8 +244,3 @@ def _given_back(before: Run | None, after: Run | None) -> Iterable[str]:
         return ()
     kept = after is not None and after.state is RunState.RUNNING and after.concurrency_key == before.concurrency_key
     return () if kept else (before.concurrency_key,)
-
-
-def _is_paused(document: Document, queue: str) -> bool:
-    known = document.queues.get(queue)
-    return known is not None and known.paused

@@ -3,8 +3,9 @@
 Not promised: that the first in order is served first. One claim in sixteen of a queue serves the one that has waited
 longest, `forced` left out, so that no layer starves another; and what cannot be claimed now is passed over.
 
-Up to eight candidates are checked for one claim. One whose key is full is deferred with that reason, in the draft, and
-leaves the line until the key is freed; so do the next eight that wait for a key which the claim itself fills.
+Up to eight candidates are checked along a line, of which a fair turn has two. One whose key is full is deferred with
+that reason, in the draft, and leaves the line until the key is freed; so do the next eight that wait for a key which
+the claim itself fills.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ FINALISTS: Final = 8
 def is_fair_turn(queue: Queue | None) -> bool:
     """Whether the next claim of the queue serves whoever has waited longest."""
     return queue is not None and queue.claims % FAIR == FAIR - 1
+
+
+def is_paused(queue: Queue | None) -> bool:
+    """Whether nothing of the queue is handed out."""
+    return queue is not None and queue.paused
 
 
 def count_claim(draft: Draft, queue: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
+from threading import local
 from typing import Final, NamedTuple
 
 from controller.model.edit import Edit
@@ -120,10 +121,6 @@ class Index:
         """Whether one run more may run under *permit*, with *change* runs of its key more or less than recorded."""
         key, most = permit
         return len(self._running.get(key, ())) + change < most
-
-    def holders(self, key: str) -> frozenset[str]:
-        """The runs of a key that are running."""
-        return frozenset(self._running.get(key, ()))
 
     def first(self, heap: list[Entry]) -> Entry | None:
         """The first entry that still counts; those before it are dropped."""
@@ -287,8 +284,8 @@ class Index:
             self._running.pop(key, None)
 
 
-class Indexes:
-    """The index of the document that one process works with, for one thread at a time."""
+class Indexes(local):
+    """The index of the document that one thread works with: each has its own, so that none sees another's half-way."""
 
     def __init__(self) -> None:
         self._latest: Index | None = None

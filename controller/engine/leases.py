@@ -15,10 +15,10 @@ from typing import Final
 from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
-from controller.engine.discovery import count_claim, finding
+from controller.engine.discovery import count_claim, finding, is_paused
 from controller.engine.fold import after_backoff, failure_of
 from controller.engine.queue import Context, is_over, live
-from controller.engine.submission import MOST_PAYLOAD, refuse_held
+from controller.engine.submission import check_bytes, refuse_held
 from controller.model.edit import Draft
 from controller.model.errors import Conflict, UsageFault
 from controller.model.perform import Given, extend_lease, move_run, move_step, skip_unreachable
@@ -26,6 +26,7 @@ from controller.model.perform import discard as take_away
 from controller.model.policy import DEFAULT_QUEUE, LONGEST_LEASE_MS, MOST_CLAIMS
 from controller.model.reason import Reason
 from controller.model.records import (
+    ID_GRAMMAR,
     Document,
     Handed,
     Lease,
@@ -130,7 +131,7 @@ def _check_claim(context: Context, queue: str, owner: str, lease_ms: int, count:
 def check_queue(queue: str) -> None:
     """Raise UsageFault for what cannot be the name of a queue."""
     if not is_id(queue):
-        grammar = "use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 64"
+        grammar = f"use {ID_GRAMMAR}"
         raise UsageFault(f"not the name of a queue: {queue!r}", where="--queue", next=grammar)
 
 
@@ -144,18 +145,10 @@ def check_lease(lease_ms: int) -> None:
         )
 
 
-def check_bytes(content: Raw | UnsetType, what: str) -> None:
-    """Raise UsageFault for JSON that is too large to be kept in every commit."""
-    if content is not UNSET and len(bytes(content)) > MOST_PAYLOAD:
-        where = f"--{what}"
-        raise UsageFault(f"the {what} is larger than {MOST_PAYLOAD} bytes", where=where, next="keep it in a file")
-
-
 def take(context: Context, draft: Draft, queue: str, lease: Lease, count: int) -> list[str]:
     """Claim up to *count* runs of *queue* in the draft; their ids, in the order of their claims."""
     taken: list[str] = []
-    known = draft.queues.get(queue)
-    if known is not None and known.paused:
+    if is_paused(draft.queues.get(queue)):
         return taken
     with finding(context.index(draft.document), draft, queue) as finder:
         while len(taken) < count and (run := finder.next()) is not None:
@@ -224,12 +217,13 @@ def _hand_over(draft: Draft, run_id: str, following: str) -> None:
 def held(draft: Draft, run_id: str, token: int) -> Run | None:
     """The run that is reported on, as it is; None: it left the document, and the machine says how.
 
-    Raises Conflict for one that a worker holds: what that did is told by its provider alone. Raises UsageFault.
+    Raises Conflict for one that a worker holds under *token*: what that did is told by its provider alone. Any other
+    token is the machine's to refuse, as stale: the fence comes first. Raises UsageFault.
     """
     if type(token) is not int or not 1 <= token < 1 << 63:
         raise UsageFault(f"{token} cannot be a token", where="--token", next="give the number that the claim answered")
     run = draft.runs.get(run_id)
-    if run is not None and run.worker is not None:
+    if run is not None and run.worker is not None and token == run.attempts:
         raise Conflict(
             f"run {run_id} is held by the worker in slot {run.worker.slot}, which reports on it itself",
             where=f"run {run_id}; slot {run.worker.slot}",

@@ -85,7 +85,9 @@ def moves_of(
         if trigger is Trigger.SHUTDOWN_DRAIN and isinstance(found, Run) and found.worker is not None:
             continue  # only an outside consumer gives its run back
         if isinstance(found, Tombstone):
-            moves.append(Move(trigger, None, Why.ILLEGAL_TRANSITION, _refused(found, trigger, _GONE, None, now)))
+            moves.append(
+                Move(trigger, None, Why.ILLEGAL_TRANSITION, _refused(found, trigger, Why.ILLEGAL_TRANSITION, None, now))
+            )
             continue
         folded = ask(document, found, trigger, now, over=over)
         if folded.refused is None:
@@ -108,7 +110,6 @@ def in_words(moves: Sequence[Move]) -> Iterator[str]:
             yield f"Refused ({why}; {REFUSALS[why].text}): {', '.join(refused)}."
 
 
-_GONE: Final = Why.ILLEGAL_TRANSITION
 _NEVER: Final = (Why.STALE_LEASE, Why.ILLEGAL_TRANSITION)
 
 

@@ -289,7 +289,8 @@ class Sender(Struct, frozen=True):
                 applied = self.fold(loaded.document, answer)
                 if applied is None:
                     return Sent(slot, action.type, key, Reason.DONE, "already settled", settled=True)
-                hold.commit(loaded, applied.part.edit, scope=applied.part.scope)
+                after = hold.commit(loaded, applied.part.edit, scope=applied.part.scope)
+                self.context.wake(loaded.document, applied.part.edit, after)
                 return applied.sent
         except (Busy, NotDurable, DocumentFault) as trouble:
             reason = outcomes.reason_of(outcome)

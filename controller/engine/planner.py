@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from controller.engine import fold
-from controller.engine.discovery import FINALISTS, count_claim, is_fair_turn
+from controller.engine.discovery import FINALISTS, count_claim, is_fair_turn, is_paused
 from controller.engine.index import order
 from controller.engine.looks import observe
 from controller.engine.pending import park
@@ -30,7 +30,6 @@ from controller.model.records import (
     Document,
     Priority,
     Provider,
-    Queue,
     Run,
     RunState,
     Step,
@@ -187,7 +186,7 @@ class _Waiting:
         self._running: Counter[str] = Counter()
         if draft.draining or ground.only is not None:
             return
-        open_queues = {queue for queue in ground.policy.queues if not (draft.queues.get(queue) or Queue()).paused}
+        open_queues = {queue for queue in ground.policy.queues if not is_paused(draft.queues.get(queue))}
         for run_id, run in draft.runs.items():
             if run.state is RunState.QUEUED and run.queue in open_queues and not is_deferred(run, draft.now):
                 self._due[run_id] = run
@@ -231,9 +230,9 @@ class _Waiting:
 
     def _defer_some(self) -> None:
         """Say of the first whose key is full that they wait for it."""
-        full = (run for run in self._first if not _may_run(run, self._running))
-        for run in islice((run for run in full if run.defer_reason is not Reason.CONCURRENCY), FINALISTS):
-            move_run(self._draft, run.id, Trigger.DEFERRED, Given(reason=Reason.CONCURRENCY))
+        for run in islice((run for run in self._first if not _may_run(run, self._running)), FINALISTS):
+            if run.defer_reason is not Reason.CONCURRENCY:
+                move_run(self._draft, run.id, Trigger.DEFERRED, Given(reason=Reason.CONCURRENCY))
 
 
 def _may_run(run: Run, running: Mapping[str, int]) -> bool:

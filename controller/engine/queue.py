@@ -14,9 +14,8 @@ from msgspec import Struct, field
 from controller.clock import Clock
 from controller.engine.index import Index, Indexes
 from controller.engine.retention import prune
-from controller.engine.submission import Submission, Submitted, add_run, check, is_known
-from controller.model.action import action_of
-from controller.model.edit import Draft
+from controller.engine.submission import Submission, Submitted, add_run, check, is_known, slots_naming
+from controller.model.edit import Draft, Edit
 from controller.model.errors import Conflict, NotFound, TransitionRefused
 from controller.model.policy import Policy
 from controller.model.reason import Reason
@@ -24,6 +23,7 @@ from controller.model.records import Document, Lease, Run, RunState, Tombstone
 from controller.store.protocol import Hold, Loaded, Store
 
 if TYPE_CHECKING:
+    from controller.model.given import Given
     from controller.store.waiters import Waiters
 
 
@@ -59,23 +59,27 @@ class Context(Struct, frozen=True):
     def index(self, document: Document) -> Index:
         return self.indexes.of(document, self.boot_id)
 
-    def commit(self, hold: Hold, loaded: Loaded, draft: Draft) -> Document:
-        """Commit *draft* with what is due to be forgotten, keep the index, and wake whoever waits for what it freed.
+    def commit(self, hold: Hold, loaded: Loaded, draft: Draft, *, forget: bool = True) -> Document:
+        """Commit *draft*, keep the index, and wake whoever waits for what it freed. An empty draft commits nothing.
 
-        An empty draft commits nothing.
+        *forget*: with what is due to be forgotten.
         """
         if draft.edit().empty:
             return loaded.document
-        if self.policy is not None:
+        if forget and self.policy is not None:
             prune(draft, self.policy, self.indexes.known(loaded.document))
         edit = draft.edit()
         after = hold.commit(loaded, edit)
         self.indexes.follow(loaded.document, edit, after)
+        self.wake(loaded.document, edit, after)
+        return after
+
+    def wake(self, before: Document, edit: Edit, after: Document) -> None:
+        """Wake whoever waits for what *edit* of *before*, committed as *after*, has brought. From any thread."""
         if self.waiters is not None and self.waiters.anybody():
             from controller.engine.claiming import notify
 
-            notify(self.waiters, loaded.document, after, edit)
-        return after
+            notify(self.waiters, before, after, edit)
 
 
 def submit(context: Context, submissions: Sequence[Submission]) -> tuple[Submitted, ...]:
@@ -99,13 +103,6 @@ def _add(context: Context, draft: Draft, submission: Submission) -> Submitted:
     if submission.id is not None and draft.document.counters.pruned and not is_known(draft, submission.id):
         token = max((event.token or 0 for event in context.store.history(f"run:{submission.id}")), default=0)
     return add_run(draft, submission, context.rules, token=token)
-
-
-def slots_naming(document: Document, run_id: str) -> tuple[int, ...]:
-    """Every slot whose worker or pending action names the run."""
-    named = {n for n, worker in document.workers.items() if run_id in (worker.run, worker.reserved)}
-    named |= {n for n, pending in document.pending_actions.items() if action_of(pending).run == run_id}
-    return tuple(sorted(named))
 
 
 def find(document: Document, run_id: str) -> Run | Tombstone:
@@ -136,7 +133,7 @@ def withdraw(context: Context, run_id: str) -> None:
     with context.store.hold(context.lock_timeout) as hold:
         loaded = hold.load()
         run = live(loaded.document, run_id, "withdrawn")
-        slots = slots_naming(loaded.document, run_id)
+        slots = slots_naming(context.draft(loaded.document), run_id)
         if slots:
             names = ", ".join(f"slot {slot}" for slot in slots)
             raise Conflict(f"run {run_id} is still named by {names}", where=names, next=f"controller cancel {run_id}")
@@ -197,7 +194,7 @@ def cancel(context: Context, run_id: str) -> Cancelled:
             move_run(draft, run_id, Trigger.CANCEL_OBSERVED, Given(reason=Reason.CANCELLED))
         elif run.lease is not None and is_over(run.lease, context, loaded.document):
             # Nobody will hear of the request any more.
-            move_run(draft, run_id, Trigger.LEASE_EXPIRED, Given(reason=Reason.LEASE_EXPIRED, lease_over=True))
+            move_run(draft, run_id, Trigger.LEASE_EXPIRED, lost(run.lease, over=True))
         context.commit(hold, loaded, draft)
         moved = draft.runs.get(run_id) or run
     return Cancelled(moved.state, moved.worker.slot if moved.worker else None, requested)
@@ -221,6 +218,13 @@ def retry(context: Context, run_id: str) -> None:
         draft = context.draft(loaded.document)
         move_run(draft, run_id, Trigger.OPERATOR_RETRY, Given(reason=Reason.OPERATOR_RETRY))
         context.commit(hold, loaded, draft)
+
+
+def lost(lease: Lease, *, over: bool) -> Given:
+    """What is told of a life whose lease has run out: its run is due at once, since the lease was the wait."""
+    from controller.model.perform import Given
+
+    return Given(reason=Reason.LEASE_EXPIRED, error=f"the lease of {lease.owner} ran out", delay_ms=0, lease_over=over)
 
 
 def is_over(lease: Lease, context: Context, document: Document) -> bool:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import reduce
 
 from msgspec.structs import replace
 
@@ -20,7 +21,7 @@ from controller.engine.planner import Ground, Plan, changed_slots, plan
 from controller.engine.report import Report
 from controller.engine.upkeep import tidy
 from controller.model.action import action_of
-from controller.model.edit import foreseen
+from controller.model.edit import foreseen, joined
 from controller.model.errors import ControllerError, EditedOutside, ProviderFailed, SlotBusy, SlotUnproven
 from controller.model.inventory import Look
 from controller.model.policy import Policy, still_waits
@@ -276,6 +277,8 @@ class Reconciler:
                 )
                 if parts or not planned.edit.empty:
                     document = hold.commit(loaded, planned.edit, parts=parts)
+                    whole = reduce(joined, (*(part.edit for part in parts), planned.edit))
+                    context.wake(loaded.document, whole, document)
             told = applied
         finally:
             for each, sent in told:

@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from controller.engine.browse import holders, waits_for
+from controller.engine.discovery import is_paused
 from controller.engine.index import LAYERS, order
 from controller.engine.leases import remaining_ms
 from controller.model.reason import EXPLAINED, Reason
@@ -80,7 +81,7 @@ def due(run: Run, now: int) -> str:
 def held_back(document: Document, run: Run, around: Surroundings) -> Words:
     """What keeps a run that is due from whoever serves its queue; nothing: nothing does."""
     told, todo = [], []
-    if (document.queues.get(run.queue) or Queue()).paused:
+    if is_paused(document.queues.get(run.queue)):
         event = around.paused
         since = "" if event is None else f" since {span(around.now - event.at)}, by `{event.command}`"
         told.append(f"Its queue {run.queue} is paused{since}: nothing of it is handed out.")

@@ -18,7 +18,7 @@ from controller.model.errors import Conflict, UsageFault
 from controller.model.graph import Misfit, misfit
 from controller.model.policy import DEFAULT_QUEUE, FLEET_QUEUE, Policy
 from controller.model.reason import Reason
-from controller.model.records import Priority, Run, RunState, Step, Tombstone, is_id
+from controller.model.records import ID_GRAMMAR, Priority, Run, RunState, Step, Tombstone, is_id
 
 MOST_PAYLOAD: Final = 1 << 20
 """Bytes of a payload, a result or a progress."""
@@ -56,10 +56,19 @@ class Submission(Struct, frozen=True):
 
 
 class Submitted(Struct, frozen=True):
-    """`created` False: the same id with the same content was there already; that run is the answer."""
+    """`created` False: that run was there already, under the id and with the content that was submitted, or, within
+    `unique_ms`, with that content alone.
+    """
 
     run: str
     created: bool
+
+
+def check_bytes(content: Raw | UnsetType, what: str) -> None:
+    """Raise UsageFault for JSON that is too large to be kept in every commit."""
+    if content is not UNSET and len(bytes(content)) > MOST_PAYLOAD:
+        where = f"--{what}"
+        raise UsageFault(f"the {what} is larger than {MOST_PAYLOAD} bytes", where=where, next="keep it in a file")
 
 
 def is_known(draft: Draft, run_id: str) -> bool:
@@ -78,10 +87,7 @@ def check(submission: Submission, policy: Policy) -> None:
         if number is not None and number < 1:
             what = "a run needs at least one attempt" if name == "attempts" else "a run is lost at least once"
             raise UsageFault(what, where=f"--{name}", next="give a number from 1 up")
-    if submission.payload is not UNSET and len(bytes(submission.payload)) > MOST_PAYLOAD:
-        raise UsageFault(
-            f"the payload is larger than {MOST_PAYLOAD} bytes", where="--payload", next="pass it in a file"
-        )
+    check_bytes(submission.payload, "payload")
     if submission.delay_ms is not None and submission.at is not None:
         raise UsageFault("a run is due after a delay or at a time", where="--delay; --at", next="give one of them")
     key = submission.concurrency_key
@@ -103,7 +109,7 @@ def check(submission: Submission, policy: Policy) -> None:
 
 
 def _not_id(text: str, where: str) -> UsageFault:
-    grammar = "use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 64"
+    grammar = f"use {ID_GRAMMAR}"
     return UsageFault(f"not an id: {text!r}", where=where, next=grammar)
 
 
@@ -231,12 +237,18 @@ def _fresh_id(draft: Draft) -> str:
             return run_id
 
 
+def slots_naming(draft: Draft, run_id: str) -> tuple[int, ...]:
+    """Every slot whose worker or pending action names the run."""
+    named = {n for n, worker in draft.workers.items() if run_id in (worker.run, worker.reserved)}
+    named |= {n for n, pending in draft.pending.items() if action_of(pending).run == run_id}
+    return tuple(sorted(named))
+
+
 def refuse_held(draft: Draft, run: Run, verb: str) -> None:
     """Raise Conflict while a worker holds *run*, or anything of a slot names it."""
-    slots = {n for n, worker in draft.workers.items() if run.id in (worker.run, worker.reserved)}
-    slots |= {n for n, pending in draft.pending.items() if action_of(pending).run == run.id}
+    slots = slots_naming(draft, run.id)
     if slots:
-        names = ", ".join(f"slot {slot}" for slot in sorted(slots))
+        names = ", ".join(f"slot {slot}" for slot in slots)
         raise Conflict(
             f"run {run.id} cannot be {verb}: it is named by {names}", where=names, next=f"controller cancel {run.id}"
         )

@@ -13,12 +13,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from controller.engine.leases import check_queue
-from controller.engine.queue import Context, is_over, live
+from controller.engine.queue import Context, is_over, live, lost
 from controller.engine.retention import prune
 from controller.model.edit import Draft
 from controller.model.errors import NotFound, UsageFault
 from controller.model.perform import Given, move_run
-from controller.model.reason import Reason
 from controller.model.records import Document, Queue, Run, RunState
 from controller.model.transition import Trigger
 from controller.model.views import is_deferred
@@ -58,13 +57,8 @@ def take_back(context: Context, draft: Draft, limit: int) -> list[tuple[str, str
         run = draft.runs.get(run_id)
         if run is not None and run.lease is not None:
             owner = run.lease.owner
-            given = Given(
-                reason=Reason.LEASE_EXPIRED,
-                error=f"the lease of {owner} ran out",
-                delay_ms=0,
-                lease_over=is_over(run.lease, context, draft.document),
-            )
-            move_run(draft, run_id, Trigger.LEASE_EXPIRED, given)
+            told = lost(run.lease, over=is_over(run.lease, context, draft.document))
+            move_run(draft, run_id, Trigger.LEASE_EXPIRED, told)
             taken.append((run_id, owner, run.attempts))
     return taken
 
@@ -122,7 +116,7 @@ def tidied(context: Context, hold: Hold, loaded: Loaded) -> Loaded:
     _forget(context, draft)
     if draft.edit().empty:
         return loaded
-    context.commit(hold, loaded, draft)
+    context.commit(hold, loaded, draft, forget=False)
     return hold.load()
 
 

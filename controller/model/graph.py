@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from controller.model.records import Step, is_id
+from controller.model.records import ID_GRAMMAR, Step, is_id
 
 MAX_STEPS: Final = 1_000
 GIVEN_VARIABLES: Final = tuple(f"CONTROLLER_{name}" for name in ("RUN", "STEP", "ATTEMPT", "TOKEN", "IDEMPOTENCY_KEY"))
@@ -66,7 +66,7 @@ def _alone(index: int, step: Step) -> Misfit | None:
     """What is wrong with the step whatever the others are."""
     name = quoted(step.name)
     if not is_id(step.name):
-        grammar = "use letters, digits, '.', '_' and '-', starting with a letter or digit, at most 64"
+        grammar = f"use {ID_GRAMMAR}"
         return Misfit(index, "name", f"not a name for a step: {name}", grammar)
     if step.max_attempts < 1:
         return Misfit(index, "attempts", f"step {step.name} needs at least one attempt", "give a number from 1 up")

@@ -31,7 +31,7 @@ class QueuePolicy(Struct, frozen=True):
     """How the runs of one queue are treated, where their submitter or holder does not say.
 
     `crashes` None: as many as `attempts`. `lease_ms` is for consumers alone. Ended runs are forgotten after
-    `retention_ms`, and the oldest of them beyond `retain`.
+    `retention_ms`, and the oldest beyond `retain`: of those that succeeded, and of the others, apart.
     """
 
     attempts: int = 1

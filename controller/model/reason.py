@@ -86,7 +86,7 @@ EXPLAINED: Final[Mapping[Reason, Explained]] = {
     ),
     Reason.RECONCILED_AFTER_CRASH: Explained(
         "queued again after its holder was lost",
-        "Its holder is proven gone, or its lease ran out; the crash budget is not spent.",
+        "Its holder is proven gone, or its lease ran out. That spent one of its crashes, and it has more.",
         _WAIT,
     ),
     Reason.REQUEUED_AFTER_SHUTDOWN: Explained(

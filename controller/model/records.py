@@ -26,6 +26,10 @@ SENTINEL: Final = "superseded-by-pending-actions"
 ID_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
+ID_GRAMMAR: Final = "letters, digits, '.', '_' and '-', starting with a letter or digit, at most 64"
+"""The same in words, for whoever chose something else."""
+
+
 def is_id(text: str) -> bool:
     """Whether *text* is an id that a user may choose."""
     return ID_PATTERN.fullmatch(text) is not None

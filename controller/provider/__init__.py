@@ -5,5 +5,5 @@ that honours keys performs it once.
 
 `protocol` is the contract and its outcomes. `command` asks any program that speaks JSON (`wire` is the JSON, `call` one
 call of the program, `program` why it would not start); `local` runs real workers on this host; `fake` is scripted.
-`process` says who a process is, and is the only place that ends a group of them.
+`process` says who a process is, and ends groups of them; `child` starts the program of a consumer, and ends its group.
 """

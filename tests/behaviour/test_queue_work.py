@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -273,6 +274,27 @@ def test_options_that_cannot_be_meant_are_refused(queue: Controller, options: tu
 def test_the_queue_of_the_fleet_is_refused(queue: Controller) -> None:
     done = queue.run("queue", "work", "--queue", "fleet", "--", "true")
     assert done.exit == 3, str(done)
+
+
+def test_which_queues_are_the_fleets_is_as_the_settings_say(queue: Controller) -> None:
+    queue.configure("fleet", 'queues = ["build"]')
+    assert queue.run("queue", "work", "--queue", "build", "--", "true").exit == 3
+    done = queue.run("queue", "work", "--queue", "fleet", "--until-empty", "--", "true", check=True)
+    assert done.stdout.startswith("0 completed")
+
+
+def test_the_lease_and_the_backoff_are_those_of_the_queue(queue: Controller) -> None:
+    settings = queue.state / "controller.toml"
+    chosen = '[queues.default]\nlease = "3h"\n[queues.default.backoff]\ninitial = "1h"\ncap = "1h"\njitter = 0\n'
+    settings.write_text(settings.read_text() + chosen)
+    submit(queue, "only", None, "--attempts", "2")
+    seen = queue.home / "seen"
+    look = f"{shlex.join(queue.command('queue', 'browse', 'active', '--json'))} > {seen}; exit 1"
+    queue.run("queue", "work", "--until-empty", "--", "sh", "-c", look, check=True)
+    (held,) = json.loads(seen.read_text())["runs"]
+    assert 2 * 3_600_000 < held["remaining_ms"] <= 3 * 3_600_000
+    run = document(queue)["runs"]["only"]
+    assert run["available_at"] - run["started_at"] >= 3_600_000
 
 
 def test_a_missing_document_is_told_as_such(controller: Controller) -> None:

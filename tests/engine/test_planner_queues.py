@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from controller.engine.discovery import FAIR
+from controller.engine.discovery import FAIR, FINALISTS
 from controller.engine.planner import Ground
 from controller.engine.submission import Submission, add_run
 from controller.model.edit import Draft, apply_edit
@@ -77,6 +77,14 @@ def test_a_run_that_waits_for_its_key_says_so_and_is_taken_once_it_is_free() -> 
     over = replace(document.runs["a"], state=RunState.FAILED, worker=None, reason=Reason.STEP_FAILED)
     document, _ = planned(replace(again, runs={**again.runs, "a": over}), ground=ground(2))
     assert taken(document) == ["b"]
+
+
+def test_runs_that_wait_for_a_key_need_no_plan_each() -> None:
+    document = with_ready(with_submitted(*(Submission(id=f"r{n}", concurrency_key="k") for n in range(200))), 1)
+    for _ in range(3):
+        document, _ = planned(document, ground=ground(1))
+    assert [run.defer_reason for run in document.runs.values()].count(Reason.CONCURRENCY) == FINALISTS
+    assert planned(document, ground=ground(1))[1].edit.empty
 
 
 def test_nothing_is_taken_from_a_queue_that_is_paused() -> None:

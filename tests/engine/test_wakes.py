@@ -38,8 +38,8 @@ class Watched(Context, frozen=True):
 
     commits: list[Commit] = []  # noqa: RUF012 - msgspec copies it for each
 
-    def commit(self, hold: Any, loaded: Any, draft: Draft) -> Document:
-        after = super().commit(hold, loaded, draft)
+    def commit(self, hold: Any, loaded: Any, draft: Draft, *, forget: bool = True) -> Document:
+        after = super().commit(hold, loaded, draft, forget=forget)
         if after is not loaded.document:
             self.commits.append((loaded.document, after, draft.edit()))
         return after

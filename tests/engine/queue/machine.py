@@ -213,7 +213,7 @@ class QueueMachine(Verbs):
             index.over(mono, 100),
             index.too_long(mono, 100),
             index.next_deadline(),
-            [index.holders(key) for key in ("k", "l")],
+            [index.is_free((key, most)) for key in ("k", "l") for most in (1, 2, 3)],
             [index.oldest_ended(queue, 100) for queue in QUEUES],
             ripe,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -206,3 +208,15 @@ def test_claiming_reads_no_run_that_is_not_a_candidate(host: Host) -> None:
     assert claimed(host.process()) == ["a-1"]
     assert claimed(host.process(), queue="nobody-used-it") == []
     assert "nobody-used-it" not in host.document.queues
+
+
+def test_threads_that_share_a_context_do_not_share_an_index(host: Host) -> None:
+    host.submit("one", "two")
+    shared = host.process()
+    document = shared.store.read().document
+    found: list[object] = [shared.index(document)]
+    thread = threading.Thread(target=lambda: found.append(shared.index(document)))
+    thread.start()
+    thread.join()
+    assert found[0] is shared.index(document)
+    assert found[1] is not found[0]

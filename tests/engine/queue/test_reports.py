@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from controller.engine import leases
-from controller.model.errors import NotFound, UsageFault
+from controller.model.edit import Draft
+from controller.model.errors import Conflict, NotFound, TransitionRefused, UsageFault
 from controller.model.policy import Policy
 from controller.model.reason import Reason
+from controller.model.records import Worker, WorkerRef, WorkerState
 from tests.engine.queue.kit import Host, Memory, policy, replace, steady
 
 
@@ -84,3 +86,20 @@ def test_nothing_is_handed_over_from_a_queue_that_has_become_the_fleets(host: Ho
     done = leases.complete(now_the_fleets, "one", 1, claim_next=True)
     assert done.next is None
     assert host.run("two").state == "queued"
+
+
+def test_a_stale_token_is_stale_also_once_a_worker_has_the_run(host: Host) -> None:
+    held(host)
+    taken = replace(host.run("work"), attempts=2, lease=None, worker=WorkerRef(1, "a-1", 1))
+    with host.process().store.hold(5.0) as hold:
+        loaded = hold.load()
+        draft = Draft(loaded.document, now=host.clock.now_ms(), command="test")
+        draft.workers.put(1, Worker(1, "a-1", 1, "fake", 1, 1, WorkerState.ASSIGNED, run="work"))
+        draft.runs.put("work", taken)
+        draft.event("run:work", "rewritten")
+        hold.commit(loaded, draft.edit())
+    with pytest.raises(TransitionRefused) as stale:
+        leases.complete(host.process(), "work", 1)
+    assert stale.value.why == "stale_lease"
+    with pytest.raises(Conflict):
+        leases.complete(host.process(), "work", 2)

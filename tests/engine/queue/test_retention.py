@@ -83,6 +83,15 @@ def test_no_commit_forgets_more_than_a_few() -> None:
     assert list(host.document.finished) == []
 
 
+def test_tidying_forgets_no_more_at_once_than_any_other_commit() -> None:
+    host = host_that_keeps(retention_ms=DAY * 1000)
+    ids = [f"r{n}" for n in range(AT_ONCE + 3)]
+    done(host, *ids)
+    host.clock.advance(DAY)
+    assert tidy(host.process())
+    assert list(host.document.finished) == ids[AT_ONCE:]
+
+
 def test_whoever_did_not_read_the_settings_forgets_nothing() -> None:
     host = host_that_keeps(retention_ms=0, retain=0)
     done(host, "old")
