@@ -35,6 +35,15 @@ token_option = click.option(
     allow_from_autoenv=False,
     help="The token that the claim gave.",
 )
+queue_option = click.option(
+    "--queue",
+    type=Named(),
+    default=DEFAULT_QUEUE,
+    show_default=True,
+    metavar="Q",
+    shell_complete=completed("queues"),
+    help="Which queue.",
+)
 lease_option = click.option(
     "--lease", type=Duration(), metavar="D", help="For how long; at most 1d.  [default: what the queue has]"
 )
@@ -71,15 +80,7 @@ def reason_option(*, required: bool) -> Decorator:
         "controller queue claim --wait 5s --json",
     ],
 )
-@click.option(
-    "--queue",
-    type=Named(),
-    default=DEFAULT_QUEUE,
-    show_default=True,
-    metavar="Q",
-    shell_complete=completed("queues"),
-    help="Which queue.",
-)
+@queue_option
 @click.option("--owner", type=Text(), metavar="NAME", help="Who holds them.  [default: HOST:PID of who calls]")
 @lease_option
 @click.option(

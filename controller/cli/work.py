@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from controller.cli.call import Call
-from controller.cli.leases import lease_option
-from controller.cli.values import Named, Text
+from controller.cli.leases import lease_option, queue_option
+from controller.cli.values import Text
 from controller.cli.verb import Duration, Verb, completed
 from controller.model.errors import UsageFault
-from controller.model.policy import DEFAULT_QUEUE
 
 if TYPE_CHECKING:
     from controller.api.consumer import Consumer, Work
@@ -37,15 +36,7 @@ _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         "controller queue work --until-empty -- sh -c 'cat > \"$CONTROLLER_RUN.json\"'",
     ],
 )
-@click.option(
-    "--queue",
-    type=Named(),
-    default=DEFAULT_QUEUE,
-    show_default=True,
-    metavar="Q",
-    shell_complete=completed("queues"),
-    help="Which queue.",
-)
+@queue_option
 @click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N", help="Runs at once.")
 @click.option("--owner", type=Text(), metavar="NAME", help="Who holds them.  [default: HOST:PID]")
 @lease_option
