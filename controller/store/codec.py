@@ -163,9 +163,11 @@ class Encoder:
         before, old = known.records, known.lines
         if records is before:
             return known.data
-        kept, lines = dict(before), dict(old)
-        for key in before.keys() - records.keys():
-            del kept[key], lines[key]
+        kept, lines = before, dict(old)
+        if len(records) != len(before):
+            kept = left = dict(before)
+            for key in before.keys() - records.keys():
+                del left[key], lines[key]
         more = len(records) - len(kept)
         if (more == 0 or (more > 0 and name not in BY_SLOT)) and all(map(is_, kept, records)):
             # What is left of them stands in its old order, with new ones behind it, as after every commit: only lines
