@@ -17,7 +17,7 @@ from controller.cli.verb import Duration, Verb, completed
 from controller.model.errors import UsageFault
 
 if TYPE_CHECKING:
-    from controller.api.consumer import Consumer, Work
+    from controller.api.consumer import Consumer
     from controller.api.life import Told
     from controller.model.errors import ControllerError
     from controller.model.records import Run
@@ -63,11 +63,11 @@ def work(
 ) -> int:
     """Take runs from a queue and do each by running a program: exit 0 completes the run, anything else is a failure.
 
-    What stands after -- is the program and its arguments: there is no shell. Its stdin is the run's payload, as it was
-    submitted; its stdout goes to stderr, as what is told here does. It gets this environment and CONTROLLER_STATE_DIR,
-    CONTROLLER_QUEUE, CONTROLLER_RUN, CONTROLLER_TOKEN, CONTROLLER_ATTEMPT (which life of the run it is), of a run with
-    one step CONTROLLER_STEP, and CONTROLLER_IDEMPOTENCY_KEY: the same in every life of the run, for effects that must
-    not happen twice. Options of this command that were set there are left out.
+    What stands after -- is the program and its arguments: there is no shell. Its stdin is the run's payload, as
+    compact JSON; its stdout goes to stderr, as what is told here does. It gets this environment and
+    CONTROLLER_STATE_DIR, CONTROLLER_QUEUE, CONTROLLER_RUN, CONTROLLER_TOKEN, CONTROLLER_ATTEMPT (which life of the run
+    it is), of a run with one step CONTROLLER_STEP, and CONTROLLER_IDEMPOTENCY_KEY: the same in every life of the run,
+    for effects that must not happen twice. Options of this command that were set there are left out.
 
     A lease is renewed every third of its time. When a cancel is requested, the program gets TERM, and KILL after
     kill_grace under [fleet]; when the lease was lost, KILL at once, and nothing is reported.
@@ -76,10 +76,20 @@ def work(
     KILL. What had to be ended goes back to its queue, which spends no budget. A second signal cuts the grace short, a
     third one kills.
     """
-    from controller.api.consumer import Consumer
+    from controller.api.consumer import Consumer, Work
     from controller.store.waiters import Waiters
 
-    wanted = _work(call, queue, jobs, owner, lease, grace, until_empty, argv)
+    wanted = Work(
+        queue=queue,
+        argv=argv,
+        owner=owner or _ourselves(),
+        environment=_environment(call, argv),
+        at_once=jobs,
+        lease_ms=lease,
+        grace=grace / 1000,
+        kill_grace=call.settings.policy.kill_grace_ms / 1000,
+        until_empty=until_empty,
+    )
     teller = _Teller(call)
     consumer = Consumer(call.ruled, Waiters(call.state_dir), wanted, tell=teller.tell, trouble=teller.trouble)
     try:
@@ -94,18 +104,8 @@ def work(
     return INTERRUPTED if came and came[0] == signal.SIGINT else 0
 
 
-def _work(
-    call: Call,
-    queue: str,
-    jobs: int,
-    owner: str | None,
-    lease: int | None,
-    grace: int,
-    until_empty: bool,
-    argv: tuple[str, ...],
-) -> Work:
-    """What is to be done. Raises UsageFault."""
-    from controller.api.consumer import Work
+def _environment(call: Call, argv: tuple[str, ...]) -> dict[str, str]:
+    """What the program gets besides what its run is. Raises UsageFault for one that cannot be run with it."""
     from controller.api.settings import inherited_environment
     from controller.provider.child import why_not_found
 
@@ -115,17 +115,7 @@ def _work(
     why = why_not_found(argv, environment)
     if why:
         raise UsageFault(f"{argv[0]!r} cannot be run: {why}", next="give a program that is there and executable")
-    return Work(
-        queue=queue,
-        argv=argv,
-        owner=owner or _ourselves(),
-        environment=environment,
-        at_once=jobs,
-        lease_ms=lease,
-        grace=grace / 1000,
-        kill_grace=call.settings.policy.kill_grace_ms / 1000,
-        until_empty=until_empty,
-    )
+    return environment
 
 
 def _ourselves() -> str:

@@ -403,6 +403,7 @@ def test_a_byte_on_its_wakeup_wakes_it(scene: Scene) -> None:
     previous = signal.signal(signal.SIGUSR1, interrupted)
     try:
         scene.engine.before["claim"] = lambda: os.kill(os.getpid(), signal.SIGUSR1)
-        scene.serve("exit 0", until_empty=False)
+        consumer = scene.serve("exit 0", until_empty=False)
     finally:
         signal.signal(signal.SIGUSR1, previous)
+    assert not any(consumer.counts.values())

@@ -135,6 +135,36 @@ class Controller:
         end_all_below(self.home)
 
 
+class Staying:
+    """A command that stays until it is told to end, while what it says on stderr is read."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self._tail = ""
+
+    def says(self, text: str) -> str:
+        """The next line on stderr with *text* in it: it is waited for."""
+        assert self.process.stderr is not None
+        while text not in (line := self.process.stderr.readline()):
+            assert line, f"it ended before it said {text!r}\n{self._tail}"
+            self._tail += line
+        self._tail += line
+        return line
+
+    def end(self, *numbers: int, patience: float = 20) -> Result:
+        """How it ends, after these signals."""
+        for number in numbers:
+            self.process.send_signal(number)
+        try:
+            stdout, stderr = self.process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            stdout, stderr = self.process.communicate()
+            raise AssertionError(f"it did not end within {patience} s\n{stdout}\n{self._tail}{stderr}") from None
+        command = self.process.args if isinstance(self.process.args, tuple) else (str(self.process.args),)
+        return Result(command, self.process.returncode, stdout, self._tail + stderr)
+
+
 def end_group(process: subprocess.Popen[str]) -> None:
     """Kill the process group that `Controller.popen` made for *process*, unless it has been waited for already."""
     if process.poll() is None:

@@ -12,39 +12,16 @@ from typing import Any
 
 import pytest
 
-from tests.behaviour.driver import Controller, Result
+from tests.behaviour.driver import Controller, Result, Staying
 from tests.behaviour.faults import document
 from tests.behaviour.provider_program import wait_until
 
 
-class Consumer:
+class Consumer(Staying):
     """A `queue work` of this test that runs a shell script."""
 
     def __init__(self, controller: Controller, script: str, *options: str, env: dict[str, str] | None = None) -> None:
-        self.process = controller.popen("queue", "work", *options, "--", "sh", "-c", script, env=env)
-        assert self.process.stderr is not None
-        self._tail = ""
-
-    def says(self, text: str) -> str:
-        """The next line on stderr with *text* in it: it is waited for."""
-        assert self.process.stderr is not None
-        while text not in (line := self.process.stderr.readline()):
-            assert line, f"it ended before it said {text!r}\n{self._tail}"
-            self._tail += line
-        self._tail += line
-        return line
-
-    def end(self, *numbers: int, patience: float = 20) -> Result:
-        """How it ends, after these signals."""
-        for number in numbers:
-            self.process.send_signal(number)
-        try:
-            stdout, stderr = self.process.communicate(timeout=patience)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            stdout, stderr = self.process.communicate()
-            raise AssertionError(f"it did not end within {patience} s\n{stdout}\n{self._tail}{stderr}") from None
-        return Result(("queue", "work"), self.process.returncode, stdout, self._tail + stderr)
+        super().__init__(controller.popen("queue", "work", *options, "--", "sh", "-c", script, env=env))
 
 
 @pytest.fixture

@@ -5,12 +5,11 @@ from __future__ import annotations
 import resource
 import shutil
 import signal
-import subprocess
 import time
 
 import pytest
 
-from tests.behaviour.driver import Controller, Result
+from tests.behaviour.driver import Controller, Staying
 from tests.behaviour.faults import document
 from tests.behaviour.provider_program import Program, wait_until
 
@@ -18,38 +17,15 @@ APPEND = 'printf "%s %s\\n" "$CONTROLLER_RUN" "$CONTROLLER_ATTEMPT" >> done'
 """What a step does that leaves a line for each time it is executed."""
 
 
-class Service:
+class Service(Staying):
     """A `controller run` of this test."""
 
     def __init__(self, controller: Controller, *args: str, options: tuple[str, ...] = ()) -> None:
+        super().__init__(controller.popen(*options, "run", *args))
         self.controller = controller
-        self.process = controller.popen(*options, "run", *args)
-        assert self.process.stderr is not None
-        self._tail = ""
 
     def tell(self, number: int) -> None:
         self.process.send_signal(number)
-
-    def end(self, number: int | None = None, patience: float = 20) -> Result:
-        """How it ends, after a signal if one is given."""
-        if number is not None:
-            self.tell(number)
-        try:
-            stdout, stderr = self.process.communicate(timeout=patience)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            stdout, stderr = self.process.communicate()
-            raise AssertionError(f"it did not end within {patience} s\n{stdout}\n{stderr}") from None
-        return Result(("run",), self.process.returncode, stdout, self._tail + stderr)
-
-    def says(self, text: str) -> str:
-        """The next line on stderr with *text* in it: it is waited for."""
-        assert self.process.stderr is not None
-        while text not in (line := self.process.stderr.readline()):
-            assert line, f"it ended before it said {text!r}\n{self._tail}"
-            self._tail += line
-        self._tail += line
-        return line
 
 
 def submit(controller: Controller, name: str, script: str, *options: str) -> None:

@@ -66,15 +66,14 @@ class Scene:
         return [run.id for run in runs]
 
     @contextmanager
-    def waking(self, **expected: int) -> Iterator[None]:
-        """What is done meanwhile wakes these, and nobody else."""
+    def woken(self) -> Iterator[dict[str, int]]:
+        """How many of each queue what is done meanwhile wakes; told once that is over."""
         self.context.commits.clear()
-        yield
         found: dict[str, int] = {}
+        yield found
         for commit in self.context.commits:
             for name, count in wakes(*commit).items():
                 found[name] = found.get(name, 0) + count
-        assert found == expected
 
 
 @pytest.fixture
@@ -84,83 +83,99 @@ def scene() -> Scene:
 
 class TestSubmit:
     def test_one_run_wakes_one(self, scene: Scene) -> None:
-        with scene.waking(a=1):
+        with scene.woken() as woken:
             scene.submit("r")
+        assert woken == {"a": 1}
 
     def test_some_wake_as_many_each_in_its_queue(self, scene: Scene) -> None:
-        with scene.waking(a=3, b=1):
+        with scene.woken() as woken:
             scene.submit("r", "s", "t")
             scene.submit("u", to="b")
+        assert woken == {"a": 3, "b": 1}
 
     def test_what_is_there_already_wakes_nobody(self, scene: Scene) -> None:
         scene.submit("r")
-        with scene.waking():
+        with scene.woken() as woken:
             scene.submit("r")
+        assert woken == {}
 
     def test_a_run_that_is_not_due_wakes_nobody(self, scene: Scene) -> None:
-        with scene.waking():
+        with scene.woken() as woken:
             scene.submit("r", delay_ms=1)
+        assert woken == {}
 
     def test_a_paused_queue_wakes_nobody(self, scene: Scene) -> None:
         scene.submit("r")
         upkeep.set_paused(scene.context, "a", True)
-        with scene.waking():
+        with scene.woken() as woken:
             scene.submit("s")
+        assert woken == {}
 
     def test_no_more_are_woken_than_the_key_lets_run(self, scene: Scene) -> None:
-        with scene.waking(a=2):
+        with scene.woken() as woken:
             scene.submit("r", "s", "t", key="k", most=2)
+        assert woken == {"a": 2}
         scene.claim(count=3)
-        with scene.waking():
+        with scene.woken() as woken:
             scene.submit("u", key="k", most=2)
-        with scene.waking(a=1):
+        assert woken == {}
+        with scene.woken() as woken:
             scene.submit("v", key="other", most=2)
+        assert woken == {"a": 1}
 
     def test_a_replaced_run_wakes_one_for_the_new_one(self, scene: Scene) -> None:
         scene.submit("r", key="k")
         scene.claim()
-        with scene.waking(a=1):
+        with scene.woken() as woken:
             scene.submit("r", key="k", max_attempts=5, replace=True)
+        assert woken == {"a": 1}
 
     def test_a_replaced_run_wakes_one_of_the_queue_where_the_new_one_is(self, scene: Scene) -> None:
         scene.submit("r")
-        with scene.waking(b=1):
+        with scene.woken() as woken:
             scene.submit("r", to="b", replace=True)
+        assert woken == {"b": 1}
 
 
 class TestWhatComesBack:
     def test_a_run_that_its_holder_gives_back_wakes_one_once_it_is_let_in(self, scene: Scene) -> None:
         scene.submit("r")
         scene.claim()
-        with scene.waking(a=1):
+        with scene.woken() as woken:
             leases.drain(scene.context, "r", 1)
+        assert woken == {"a": 1}
 
     def test_a_run_that_waits_for_its_backoff_wakes_nobody_until_it_is_let_in(self, scene: Scene) -> None:
         scene.submit("r")
         scene.claim()
-        with scene.waking():
+        with scene.woken() as woken:
             leases.retry(scene.context, "r", 1, error="no")
-        with scene.waking(a=1):
+        assert woken == {}
+        with scene.woken() as woken:
             upkeep.promote(scene.context, ["r"])
+        assert woken == {"a": 1}
 
     def test_what_fell_due_wakes_one_when_it_is_let_in(self, scene: Scene) -> None:
         scene.submit("r", "s", delay_ms=1_000)
         scene.clock.advance(1)
-        with scene.waking(a=2):
+        with scene.woken() as woken:
             upkeep.promote(scene.context)
+        assert woken == {"a": 2}
 
     def test_what_was_lost_wakes_one_when_it_is_taken_back(self, scene: Scene) -> None:
         scene.submit("r")
         scene.claim()
         scene.clock.advance(60)
-        with scene.waking(a=1):
+        with scene.woken() as woken:
             upkeep.reap(scene.context)
+        assert woken == {"a": 1}
 
     def test_what_an_operator_retries_wakes_one(self, scene: Scene) -> None:
         scene.submit("r")
         queue.cancel(scene.context, "r")
-        with scene.waking(a=1):
+        with scene.woken() as woken:
             queue.retry(scene.context, "r")
+        assert woken == {"a": 1}
 
 
 class TestWhatIsGivenBack:
@@ -181,43 +196,50 @@ class TestWhatIsGivenBack:
         scene.claim()
         scene.submit("u", to="b", key="k")
         scene.submit("v", to="c", key="other")
-        with scene.waking(a=1, b=1):
+        with scene.woken() as woken:
             end(scene.context)
+        assert woken == {"a": 1, "b": 1}
 
     def test_a_key_that_nothing_due_waits_for_wakes_nobody(self, scene: Scene) -> None:
         scene.submit("r", key="k")
         scene.claim()
         scene.submit("s", key="k", delay_ms=1_000)
-        with scene.waking():
+        with scene.woken() as woken:
             leases.complete(scene.context, "r", 1)
+        assert woken == {}
 
     def test_a_key_that_is_taken_again_at_once_wakes_nobody(self, scene: Scene) -> None:
         scene.submit("r", "s", "t", key="k")
         scene.claim()
-        with scene.waking():
+        with scene.woken() as woken:
             leases.complete(scene.context, "r", 1, claim_next=True)
+        assert woken == {}
 
     def test_each_permit_wakes_one(self, scene: Scene) -> None:
         scene.submit("r", "s", "t", "u", "v", key="k", most=3)
         scene.claim(count=3)
         scene.clock.advance(60)
-        with scene.waking(a=3):
+        with scene.woken() as woken:
             upkeep.reap(scene.context)
+        assert woken == {"a": 3}
 
     def test_a_key_that_still_lets_too_few_run_wakes_nobody(self, scene: Scene) -> None:
         scene.submit("r", "s", key="k", most=2)
         scene.claim(count=2)
         scene.submit("t", key="k")
-        with scene.waking():
+        with scene.woken() as woken:
             leases.complete(scene.context, "r", 1)
-        with scene.waking(a=1):
+        assert woken == {}
+        with scene.woken() as woken:
             leases.complete(scene.context, "s", 1)
+        assert woken == {"a": 1}
 
     def test_a_heartbeat_gives_nothing_back(self, scene: Scene) -> None:
         scene.submit("r", "s", key="k", most=2)
         scene.claim()
-        with scene.waking():
+        with scene.woken() as woken:
             leases.heartbeat(scene.context, "r", 1)
+        assert woken == {}
 
 
 class TestAQueue:
@@ -227,20 +249,23 @@ class TestAQueue:
         scene.submit("elsewhere", to="b")
         scene.claim()
         upkeep.set_paused(scene.context, "a", True)
-        with scene.waking(a=2):
+        with scene.woken() as woken:
             upkeep.set_paused(scene.context, "a", False)
+        assert woken == {"a": 2}
 
     def test_that_is_paused_wakes_nobody(self, scene: Scene) -> None:
         scene.submit("r")
-        with scene.waking():
+        with scene.woken() as woken:
             upkeep.set_paused(scene.context, "a", True)
+        assert woken == {}
 
     def test_whose_runs_are_claimed_or_withdrawn_wakes_nobody(self, scene: Scene) -> None:
         scene.submit("r", "s")
-        with scene.waking():
+        with scene.woken() as woken:
             scene.claim()
             queue.withdraw(scene.context, "s")
             queue.set_draining(scene.context, True)
+        assert woken == {}
 
 
 def claimable(document: Document, name: str, now: int) -> int:
