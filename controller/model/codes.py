@@ -101,6 +101,26 @@ ERRORS: Final[Mapping[type[e.ControllerError], Explained]] = {
         "The same id with other content, a run that something still holds, or another provider than its workers have.",
         "Choose another id, or end first what the refusal names.",
     ),
+    e.ProofRefused: Explained(
+        "no release proof can be taken from there",
+        "It is a link, no regular file, too large, somebody else's, open for others to write, or no strict JSON.",
+        "Mend what the error names; the worker and its data are kept.",
+    ),
+    e.ProofIncomplete: Explained(
+        "the release proof is not complete",
+        "A member is missing, unknown or of another type, or a placeholder of the template was left in it.",
+        "Fill in what the error names, from what was seen of the resources themselves; everything is kept.",
+    ),
+    e.ProofStale: Explained(
+        "the release proof is of an earlier time",
+        "The run has lived on, or the slot got another worker, since it was made: it says nothing of what is there.",
+        "`controller release RUN --template` writes what a new one has to say; everything is kept.",
+    ),
+    e.ProofConflicting: Explained(
+        "the release proof is about something else",
+        "Run, slot, worker or a resource in it is not what the document has: one of the two is wrong.",
+        "Find out which: `controller show slot:N` says what is recorded. Everything is kept.",
+    ),
     e.LeaseLost: Explained(
         "the lease of the run was lost",
         "It ran out before a heartbeat renewed it, or the run was taken from its holder on purpose.",
@@ -125,6 +145,11 @@ ERRORS: Final[Mapping[type[e.ControllerError], Explained]] = {
         "nothing proves that an earlier provider call has ended",
         "Who was given the slot's action last cannot be read or seen from here, and it may still be at work.",
         "Make sure that it is gone, then do what the error names.",
+    ),
+    e.SlotRetained: Explained(
+        "what is shown in the slot is not what is recorded",
+        "A complete look shows something there that no record knows, or that has another identity: nothing touches it.",
+        "`controller explain slot:N --live` says what is there and what to type.",
     ),
     e.Stuck: Explained(
         "waiting does not help any more",

@@ -17,6 +17,10 @@ ControllerError                      1  a bug, unless a subclass says otherwise
 |   +-- SlotTaken                       the slot has a pending action already
 |   +-- TransitionRefused               a machine said no
 |   +-- Conflict                        the same id with other content; a run still held; a changed provider
+|   +-- ProofRefused                    not a file that a release proof may be taken from, or no JSON
+|   |   +-- ProofIncomplete             something of the proof is missing, unknown or not filled in
+|   |   +-- ProofStale                  it was made for an earlier life, assignment or generation
+|   |   +-- ProofConflicting            it is about something else than what it shall release
 |   +-- LeaseLost                       the run that is worked on was given to another, or may be at any moment
 |   +-- CancelRequested                 somebody wants the run that is worked on cancelled
 +-- NotFound                         4  no such run or slot
@@ -34,6 +38,7 @@ ControllerError                      1  a bug, unless a subclass says otherwise
 |   +-- DurabilityFailed                may or may not have happened: reload
 |   +-- HistoryBehind                   the last commit's events could not be appended yet
 +-- SlotUnproven                     5  nothing can prove whether an earlier provider call of the slot has ended
++-- SlotRetained                     5  what is shown in a slot is not what is recorded: nothing touches it
 +-- Stuck                            5  what was waited for needs an operator first
 +-- ProviderFailed                   5  the provider did not answer a question (looks only; sends have outcomes)
 """
@@ -157,6 +162,24 @@ class Conflict(Refusal):
     code = "conflict"
 
 
+class ProofRefused(Refusal):
+    """What was brought as a proof releases nothing: everything is kept."""
+
+    code = "proof_refused"
+
+
+class ProofIncomplete(ProofRefused):
+    code = "proof_incomplete"
+
+
+class ProofStale(ProofRefused):
+    code = "proof_stale"
+
+
+class ProofConflicting(ProofRefused):
+    code = "proof_conflicting"
+
+
 class LeaseLost(Refusal):
     """Stop working on the run: whatever is reported of it from now on is refused."""
 
@@ -185,6 +208,13 @@ class SlotUnproven(ControllerError):
     """Waiting does not help, so this is not busy: somebody has to say what became of an earlier provider process."""
 
     code = "slot_unproven"
+    exit = 5
+
+
+class SlotRetained(ControllerError):
+    """Waiting does not help: somebody has to find out what is there, and which of the two is right."""
+
+    code = "slot_retained"
     exit = 5
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from controller.model import views
 from controller.model.edit import Draft
 from controller.model.reason import Reason
-from controller.model.records import Lease, Resource, Run, Step, StepState, Worker, WorkerRef
+from controller.model.records import Lease, Resource, Run, Step, StepState, Worker, WorkerRef, WorkerState
 from controller.model.run import RunGuards, is_active, is_report, run_aggregate
 from controller.model.step import StepGuards
 from controller.model.transition import Trigger
@@ -48,9 +49,10 @@ class WorkerGiven(Struct, frozen=True):
     """What a caller brings to a transition of a worker.
 
     `park_create` needs `assignment` and `provider`, and takes `generation` (default 1) and, for a reservation,
-    `reserved`; every other trigger is fenced by what is given of `assignment` and `generation`. `create_done` takes
-    `id` and `resources`, `claim` needs `run`. `proven`: the release proof is there, or none is asked for. `data_gone`:
-    no end of an accepted step can come any more. `key` and `token` are for history.
+    `reserved`; so do `adopt` and `condemn`, with `id` and `resources`. Every other trigger is fenced by what is given
+    of `assignment` and `generation`. `create_done` takes `id` and `resources`, `claim` needs `run`. `proven`: the
+    release proof is there, or none is asked for. `data_gone`: no end of an accepted step can come any more. `key` and
+    `token` are for history, and so is `detail`.
     """
 
     reason: Reason | None = None
@@ -65,6 +67,7 @@ class WorkerGiven(Struct, frozen=True):
     data_gone: bool = False
     key: str = ""
     token: int | None = None
+    detail: str | None = None
 
 
 def run_guards(draft: Draft, run: Run, trigger: Trigger, given: Given) -> RunGuards:
@@ -98,17 +101,14 @@ def worker_guards(draft: Draft, worker: Worker | None, given: WorkerGiven) -> Wo
         return WorkerGuards(reason=given.reason)
     return WorkerGuards(
         current=given.assignment in (None, worker.assignment) and given.generation in (None, worker.generation),
-        run_over=not _is_held_by(draft, worker),
+        run_over=worker.run is None or not views.holds(worker, draft.runs.get(worker.run)),
         proven=given.proven,
         folded=given.data_gone or not worker.accepted,
-        resumed=worker.generation > 1,
+        owned=worker.run is not None,
+        resumed=worker.was is not None,
+        was_lost=worker.was is WorkerState.LOST,
         reason=given.reason,
     )
-
-
-def _is_held_by(draft: Draft, worker: Worker) -> bool:
-    run = None if worker.run is None else draft.runs.get(worker.run)
-    return run is not None and run.worker == WorkerRef(worker.slot, worker.assignment, worker.generation)
 
 
 def holds(run: Run, trigger: Trigger, given: Given) -> bool:

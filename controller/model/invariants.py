@@ -9,7 +9,7 @@ stop work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec import Struct, UnsetType
 
@@ -25,6 +25,7 @@ from controller.model.records import (
     SENTINEL,
     TERMINAL,
     ActionType,
+    Disowned,
     Document,
     Event,
     PendingAction,
@@ -48,29 +49,34 @@ class Violation(Struct, frozen=True):
 
 
 class Touched(Struct, frozen=True):
-    """What an edit changed: all that is judged before a commit. `resources` are slots whose worker's resources
-    changed.
+    """What an edit changed: all that is judged before a commit. `resources` and `ids` are slots whose worker's
+    resources, or own id, changed.
     """
 
     runs: frozenset[str]
     slots: frozenset[int]
     resources: frozenset[int]
+    ids: frozenset[int] = frozenset()
+    disowned: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, document: Document, edit: Edit) -> Touched:
         """A touched run brings the worker that holds it, a touched worker its run: the rules between them join both."""
         runs = {*edit.runs, *edit.finished}
         slots = {*edit.workers, *edit.pending_actions}
-        resources = set()
+        resources, ids = set(), set()
         for slot, new in edit.workers.items():
             old = document.workers.get(slot)
             runs |= {worker.run for worker in (old, new) if worker is not None and worker.run is not None}
             if new is not None and new.resources and (old is None or old.resources != new.resources):
                 resources.add(slot)
+            if new is not None and new.id and (old is None or old.id != new.id):
+                ids.add(slot)
         for name, changed in edit.runs.items():
             held = (document.runs.get(name), changed)
             slots |= {run.worker.slot for run in held if run is not None and run.worker is not None}
-        return cls(frozenset(runs), frozenset(slots), frozenset(resources))
+        disowned = frozenset(edit.disowned)
+        return cls(frozenset(runs), frozenset(slots), frozenset(resources), frozenset(ids), disowned)
 
 
 def violations(document: Document, touched: Touched | None = None) -> tuple[Violation, ...]:
@@ -167,7 +173,14 @@ def _violations(document: Document, touched: Touched | None) -> Iterator[Violati
         parked = document.pending_actions.get(slot)
         if parked is not None:
             yield from _pending(document, slot, parked)
-    yield from _resources(document.workers, None if touched is None else touched.resources)
+    for key in document.disowned if touched is None else sorted(touched.disowned):
+        if key in document.disowned:
+            yield from _disowned(key, document.disowned[key])
+    resources, ids = (None, None) if touched is None else (touched.resources, touched.ids)
+    for slot, what in _shared(document.workers, resources, _resources):
+        yield Violation("resource-owner", f"slot:{slot}", what)
+    for slot, what in _shared(document.workers, ids, _own_id):
+        yield Violation("worker-id", f"slot:{slot}", what)
     if touched is None:
         yield from _permits(document.runs.values())
         for slot in document.slots:
@@ -368,14 +381,35 @@ def _pending(document: Document, slot: int, parked: PendingAction) -> Iterator[V
             yield Violation("pending-token", subject, what)
 
 
-def _resources(workers: Mapping[int, Worker], changed: frozenset[int] | None) -> Iterator[Violation]:
-    """One worker per resource id. Looks at all workers, but only when a worker's resources changed."""
+def _disowned(key: str, record: Disowned) -> Iterator[Violation]:
+    try:
+        action, derived = decode(record.action), key_of(record.action)
+    except BrokenAction as error:
+        yield Violation("disowned-key", "fleet", f"the disowned action under key {key[:12]} cannot be read: {error}")
+        return
+    if derived != key or action.idempotency_key != key:
+        what = f"key {key[:12]} of its disowned {action.type} does not derive from its content"
+        yield Violation("disowned-key", f"slot:{action.slot}", what)
+
+
+def _shared(
+    workers: Mapping[int, Worker], changed: frozenset[int] | None, names: Callable[[Worker], Iterator[tuple[str, str]]]
+) -> Iterator[tuple[int, str]]:
+    """Ids that two workers have. Looks at all workers, but only when such an id of one changed."""
     if changed is not None and not changed:
         return
     holders: dict[tuple[str, str, str], int] = {}
     for slot, worker in workers.items():
-        for kind, resource in worker.resources.items():
-            other = holders.setdefault((worker.provider, kind, resource.id), slot)
+        for kind, name in names(worker):
+            other = holders.setdefault((worker.provider, kind, name), slot)
             if other != slot and (changed is None or slot in changed or other in changed):
-                what = f"{kind} {resource.id} belongs to the workers of slots {other} and {slot}"
-                yield Violation("resource-owner", f"slot:{slot}", what)
+                yield slot, f"{kind} {name} belongs to the workers of slots {other} and {slot}"
+
+
+def _resources(worker: Worker) -> Iterator[tuple[str, str]]:
+    return ((kind, resource.id) for kind, resource in worker.resources.items())
+
+
+def _own_id(worker: Worker) -> Iterator[tuple[str, str]]:
+    if worker.id:
+        yield "id", worker.id

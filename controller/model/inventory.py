@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import cached_property
 
 from msgspec import Struct
 
-from controller.model.records import Resource
+from controller.model.records import Resource, Worker
 
 
 class Seen(StrEnum):
@@ -65,7 +66,11 @@ class Inventory(Struct, frozen=True):
     troubles: tuple[str, ...] = ()
 
 
-class Look(Struct, frozen=True):
+Name = tuple[str, int, str, int]
+"""Lineage, slot, assignment and generation."""
+
+
+class Look(Struct, frozen=True, dict=True):
     """An inventory and the document revision read before it was asked for; `began_at`, `ended_at` in UTC ms."""
 
     revision: int
@@ -76,3 +81,29 @@ class Look(Struct, frozen=True):
     @property
     def complete(self) -> bool:
         return self.inventory.complete
+
+    @cached_property
+    def named(self) -> Mapping[Name, tuple[SeenWorker, ...]]:
+        """What it shows, by name. Whatever is listed again just alike is there once; of many that differ two stand."""
+        found: dict[Name, tuple[SeenWorker, ...]] = {}
+        for seen in self.inventory.workers:
+            name = (seen.lineage, seen.slot, seen.assignment, seen.generation)
+            those = found.get(name, ())
+            if len(those) < 2 and seen not in those:
+                found[name] = (*those, seen)
+        return found
+
+
+def remains(seen: SeenWorker) -> bool:
+    """Whether anything of it is there: its compute, or, of what is gone, data."""
+    return seen.state is not Seen.GONE or bool(seen.resources)
+
+
+def shows(worker: Worker, lineage: str, seen: SeenWorker) -> bool:
+    """Whether *seen* is exactly this worker."""
+    return (seen.lineage, seen.slot, seen.assignment, seen.generation) == (
+        lineage,
+        worker.slot,
+        worker.assignment,
+        worker.generation,
+    )

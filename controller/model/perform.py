@@ -116,8 +116,8 @@ def move_worker(draft: Draft, slot: int, trigger: Trigger, given: WorkerGiven) -
     moved = next_worker(state, trigger, worker_guards(draft, worker, given))
     if isinstance(moved, Refused):
         raise refusal.of_worker(slot, worker, moved)
-    if trigger is Trigger.PARK_CREATE and not (given.assignment and given.provider):
-        raise ControllerError("park_create needs an assignment and a provider", where=f"slot:{slot}")
+    if worker is None and not (given.assignment and given.provider):
+        raise ControllerError(f"{trigger} needs an assignment and a provider", where=f"slot:{slot}")
     if trigger is Trigger.CLAIM and given.run is None:
         raise ControllerError("a claim of a worker needs the run", where=f"slot:{slot}")
     scene = _Scene(draft, Given(), moved.to)
@@ -131,7 +131,16 @@ def move_worker(draft: Draft, slot: int, trigger: Trigger, given: WorkerGiven) -
     else:
         draft.workers.put(slot, replace(scene.worker, state=moved.to, changed_at=draft.now))
     reason = scene.reason or given.reason
-    draft.event(f"slot:{slot}", trigger, state, moved.to, reason=reason, token=given.token, key=given.key or None)
+    draft.event(
+        f"slot:{slot}",
+        trigger,
+        state,
+        moved.to,
+        reason=reason,
+        token=given.token,
+        key=given.key or None,
+        detail=given.detail,
+    )
     return moved
 
 
@@ -333,17 +342,21 @@ def _perform(effect: t.AnyEffect, scene: _Scene) -> None:
         case t.Vacate():
             pass  # the state None says it: the record is removed
         case t.Identify():
-            scene.worker = replace(scene.worker, id=scene.facts.id, resources=scene.facts.resources, reason=None)
+            made = {"id": scene.facts.id, "resources": scene.facts.resources, "reason": None, "was": None}
+            scene.worker = replace(scene.worker, **made, dark_at=None, idle_since=None)
         case t.Assign():
-            scene.worker = replace(scene.worker, run=scene.facts.run, reserved=None, reason=None)
+            runs = scene.worker.runs + 1
+            taken = {"run": scene.facts.run, "reserved": None, "reason": None, "proof": ""}
+            scene.worker = replace(scene.worker, **taken, runs=runs)
         case t.Unassign():
-            scene.worker = replace(scene.worker, run=None, reserved=None)
+            scene.worker = replace(scene.worker, run=None, reserved=None, idle_since=None)
         case t.ForgetAccepted():
             scene.worker = replace(scene.worker, accepted=())
         case t.NextGeneration():
-            scene.worker = replace(scene.worker, generation=scene.worker.generation + 1, reason=None)
+            again = {"generation": scene.worker.generation + 1, "was": scene.worker.state, "absent": None}
+            scene.worker = replace(scene.worker, **again)
         case t.PreviousGeneration():
-            scene.worker = replace(scene.worker, generation=scene.worker.generation - 1)
+            scene.worker = replace(scene.worker, generation=scene.worker.generation - 1, was=None)
         case _:
             assert_never(effect)
 

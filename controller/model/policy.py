@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
@@ -42,8 +43,28 @@ class QueuePolicy(Struct, frozen=True):
     retain: int = 10_000
 
 
+class Release(StrEnum):
+    """What it takes to release a worker from its run: that the run is over, or a proof that its data may go."""
+
+    AUTO = "auto"
+    PROOF = "proof"
+
+
+class Breaker(Struct, frozen=True):
+    """After `failures` failed sends in a row nothing new is parked for `dwell_ms`; then one action is tried."""
+
+    failures: int = 5
+    dwell_ms: int = 30_000
+
+
 class Policy(Struct, frozen=True):
-    """How the fleet is run. `grace_ms`: how long after being made, or sent, "absent" proves nothing."""
+    """How the fleet is run. `grace_ms`: how long after being made, or sent, "absent" proves nothing.
+
+    At least `least` workers are kept, at most `most` made (None: one a slot). `max_runs` is how many runs a worker is
+    given (0: no limit). `retain_failed`: the worker of a run that failed for good is stopped and kept. A stopped worker
+    is removed `cooldown_ms` after a look found it dark; one that waits for its proof is stopped, not removed, once it
+    was seen idle for `idle_release_ms`.
+    """
 
     slots: int = 4
     queues: tuple[str, ...] = ("fleet",)
@@ -54,6 +75,19 @@ class Policy(Struct, frozen=True):
     create: Backoff = Backoff(1_000, 300_000)
     send: Backoff = Backoff(1_000, 60_000)
     by_queue: Mapping[str, QueuePolicy] = {}
+    least: int = 0
+    most: int | None = None
+    max_runs: int = 0
+    release: Release = Release.AUTO
+    retain_failed: bool = False
+    cooldown_ms: int = 0
+    idle_release_ms: int = 3_600_000
+    breaker: Breaker = Breaker()
+
+    @property
+    def ceiling(self) -> int:
+        """How many workers there may be at once."""
+        return self.slots if self.most is None else min(self.slots, self.most)
 
     def of_queue(self, name: str) -> QueuePolicy:
         """The policy of a queue, also of one that no setting names."""

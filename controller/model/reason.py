@@ -58,6 +58,31 @@ class Reason(StrEnum):
     SEEN_DARK = "seen_dark"
     APPLY_FAILED = "apply_failed"
     LOOK_FAILED = "look_failed"
+    WORN_OUT = "worn_out"
+    NOT_RELEASED = "not_released"
+    RETAIN_FAILED = "retain_failed"
+    IDLE_RELEASE = "idle_release"
+    COOLDOWN = "cooldown"
+    RELEASED = "released"
+    SURRENDERED = "surrendered"
+    RESUMED = "resumed"
+    ADOPTED = "adopted"
+    CORDONED = "cordoned"
+    DISOWNED = "disowned"
+    BREAKER_OPEN = "breaker_open"
+    FLEET_FULL = "fleet_full"
+    # what a look shows beside a record
+    AS_RECORDED = "as_recorded"
+    NO_WORKER = "no_worker"
+    ACTION_PENDING = "action_pending"
+    LOOK_SILENT = "look_silent"
+    NOT_SHOWN = "not_shown"
+    RETURNED = "returned"
+    DATA_LEFT = "data_left"
+    IDENTITY_CHANGED = "identity_changed"
+    FOREIGN_TAG = "foreign_tag"
+    ID_TWICE = "id_twice"
+    UNRECORDED = "unrecorded"
 
 
 class Explained(Struct, frozen=True):
@@ -246,6 +271,106 @@ EXPLAINED: Final[Mapping[Reason, Explained]] = {
         "the provider could not be asked what exists",
         "Its inventory failed or was incomplete; no slot was changed because of it.",
         "Run the provider's inventory by hand; the next reconcile looks again.",
+    ),
+    Reason.WORN_OUT: Explained(
+        "has done as many runs as it may", "`[fleet] max_runs_per_worker` lets a worker do no more.", "Nothing to do."
+    ),
+    Reason.NOT_RELEASED: Explained(
+        "waits for its release proof",
+        'Its run is over and `[fleet] release = "proof"`: somebody has to prove first that its data may go.',
+        "`controller release RUN --template` writes what the proof has to say; or `controller surrender RUN`.",
+    ),
+    Reason.RETAIN_FAILED: Explained(
+        "kept because its run failed",
+        "Its run failed for good and `[fleet] retain_failed` is on: it is stopped, and its data is kept.",
+        "Look at its data, then `controller release RUN`; or go on with it: `controller resume RUN`.",
+    ),
+    Reason.IDLE_RELEASE: Explained(
+        "stopped because it waited idle for its proof",
+        "Complete looks saw it idle after its run for longer than `[fleet] idle_release`. Its data is kept.",
+        "`controller release RUN --proof FILE` releases it; `controller resume RUN` starts it again.",
+    ),
+    Reason.COOLDOWN: Explained(
+        "stopped, and kept for its cooldown",
+        "Its compute is off; it is removed `[fleet] cooldown` after the first look that saw it off.",
+        _WAIT,
+    ),
+    Reason.RELEASED: Explained(
+        "released by an operator", "Somebody released it from its run: its data may go.", "Nothing to do."
+    ),
+    Reason.SURRENDERED: Explained(
+        "surrendered by an operator",
+        "Its release could not be proven any more; somebody took responsibility for what was lost.",
+        "Nothing to do: `controller history slot:N` says who, why and what.",
+    ),
+    Reason.RESUMED: Explained(
+        "made anew for its data", "Somebody asked for new compute where the data of a run was kept.", _WAIT
+    ),
+    Reason.ADOPTED: Explained(
+        "adopted by an operator", "It was there without a record, and somebody took it into the document.", _WAIT
+    ),
+    Reason.CORDONED: Explained(
+        "its slot is cordoned", "An operator said that the slot takes nothing new.", "`controller uncordon N` lifts it."
+    ),
+    Reason.DISOWNED: Explained(
+        "disowned",
+        "An action for the slot can never be settled, and what it did is not known: it is kept on record for ever.",
+        "`controller reconcile` looks whether it made anything; `controller explain slot:N` says what is known.",
+    ),
+    Reason.BREAKER_OPEN: Explained(
+        "the provider fails: nothing new is asked of it",
+        "As many sends in a row have failed as `[provider.breaker]` allows.",
+        "Mend the provider, as `controller status` says why it failed; it is tried again by itself.",
+    ),
+    Reason.FLEET_FULL: Explained(
+        "there are as many workers as there may be", "`[fleet] max` lets no more be made at once.", _WAIT
+    ),
+    Reason.AS_RECORDED: Explained("record and provider agree", "A complete look showed it as it is recorded.", _WAIT),
+    Reason.NO_WORKER: Explained("no worker is recorded or shown", "Neither the document nor the look has one.", _WAIT),
+    Reason.ACTION_PENDING: Explained(
+        "an action is pending",
+        "Until it is settled the slot's record is not the truth yet, so nothing judges it.",
+        _WAIT,
+    ),
+    Reason.LOOK_SILENT: Explained(
+        "the look says nothing of it",
+        "The look is incomplete, could not read the slot, or was asked for before the slot changed.",
+        _WAIT,
+    ),
+    Reason.NOT_SHOWN: Explained(
+        "the provider does not show it",
+        "A complete look did not list the worker. Two that are apart must agree before it counts as gone.",
+        _WAIT,
+    ),
+    Reason.RETURNED: Explained(
+        "shown alive though it is recorded as stopped",
+        "The document has it stopped, lost or removed, and a complete look shows its compute on.",
+        "Nothing to do: it is stopped again, and its data is kept. If it was removed: remove it at the provider.",
+    ),
+    Reason.DATA_LEFT: Explained(
+        "gone, but its data is not released",
+        "Its compute is gone and the assignment is not over: what is left is neither adopted nor deleted.",
+        "`controller resume RUN` makes new compute for it; `controller release RUN` or `surrender RUN` gives it up.",
+    ),
+    Reason.IDENTITY_CHANGED: Explained(
+        "a recorded resource has another identity",
+        "What the provider shows under the worker's name is not what was recorded: neither adopted nor deleted.",
+        "Find out at the provider what it is. Once looks show the recorded worker gone, the slot goes on by itself.",
+    ),
+    Reason.FOREIGN_TAG: Explained(
+        "the provider shows another worker in its place",
+        "The slot shows an assignment or generation that is not the recorded one: neither adopted nor deleted.",
+        "Find out at the provider which is right, and remove the other there.",
+    ),
+    Reason.ID_TWICE: Explained(
+        "one id for two slots",
+        "The provider shows the same worker or resource id in two slots: neither is touched.",
+        "Find out at the provider what is there, and mend its listing.",
+    ),
+    Reason.UNRECORDED: Explained(
+        "there, and no record knows it",
+        "A complete look showed something of this fleet that the document does not have. It may cost money.",
+        "`controller adopt N` takes it into the document, `controller delete-unrecorded N` removes it.",
     ),
 }
 """What every member means; total, which a test proves."""

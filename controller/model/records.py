@@ -19,6 +19,8 @@ SCHEMA: Final = 2
 MAX_SLOTS: Final = 10_000
 """Bound of every slot number, and so of `pending_actions`. A constant: no setting can make a document unloadable."""
 MAX_TROUBLES: Final = 20
+MAX_UNRECORDED: Final = 8
+"""How many things without a record are kept of one slot: however many there are, an operator begins with a few."""
 INITIALISED: Final = "initialised"
 """The first event of a history. Its key is the lineage: what was made under one cannot pass for another's."""
 SENTINEL: Final = "superseded-by-pending-actions"
@@ -33,6 +35,11 @@ ID_GRAMMAR: Final = "letters, digits, '.', '_' and '-', starting with a letter o
 def is_id(text: str) -> bool:
     """Whether *text* is an id that a user may choose."""
     return ID_PATTERN.fullmatch(text) is not None
+
+
+def is_visible(text: str) -> bool:
+    """Whether anything of *text* can be seen: white space, controls and zero-width characters cannot."""
+    return any(each.isprintable() and not each.isspace() for each in text)
 
 
 class RunState(StrEnum):
@@ -235,7 +242,8 @@ class Span(Record, frozen=True):
 class Worker(Record, frozen=True):
     """What occupies a slot.
 
-    `run` is the claimed run; `reserved` the queued run a create was made for. `accepted` are keys of execute actions
+    `run` is the run that it is assigned to: it holds that one, or has data of it and is not released yet. `reserved` is
+    the queued run a create was made for. `accepted` are keys of execute actions
     whose end is not folded yet; `settled` are folded ones that no action has told the worker about yet. `absent` is the
     first complete look in a row that did not show it. `running` is the accepted key whose step may still have a
     process.
@@ -257,6 +265,16 @@ class Worker(Record, frozen=True):
     settled: tuple[str, ...] = ()
     absent: Span | None = None
     reason: Reason | None = None
+    runs: int = 0
+    """How many runs it was given so far."""
+    idle_since: Span | None = None
+    """The first complete look in a row that showed it idle after its run had ended, not released yet."""
+    dark_at: int | None = None
+    """When a look first found its compute off: the cooldown runs from here, and never begins anew."""
+    was: WorkerState | None = None
+    """What it was before the resume that makes it anew; None: it is no resume."""
+    proof: str = ""
+    """SHA-256 of the proof that it was released by."""
 
 
 class PendingAction(Record, frozen=True):
@@ -283,15 +301,40 @@ class PendingAction(Record, frozen=True):
     """How long after `parked_at` the provider, when this was parked, said it remembers keys. None: for ever."""
 
 
+class Unrecorded(Record, frozen=True):
+    """Something of our lineage that the last complete look showed in a slot, and that no record knows.
+
+    What was seen, not what is true: it decides nothing but that the slot takes nothing new. `state` is the provider's
+    word, `running` how many steps it lists as running, `at` when it was first seen.
+    """
+
+    assignment: str
+    generation: int
+    id: str
+    state: str
+    at: int
+    resources: Mapping[str, Resource] = field(default_factory=dict)
+    running: int = 0
+    absent: Span | None = None
+    """The first complete look in a row that did not show it."""
+
+
 class Slot(Record, frozen=True):
     """`changed` is the revision that last changed the slot's worker or pending action: older looks say nothing of
     it.
+
+    `cordoned`: it takes nothing new. `draining`: its worker is taken down as well, once its run has ended.
     """
 
     changed: int = 0
     cordoned: bool = False
     refusals: int = 0
     not_before: int | None = None
+    draining: bool = False
+    unrecorded: tuple[Unrecorded, ...] = ()
+    """At most `MAX_UNRECORDED`, what the last look showed before what it did not show any more."""
+    unrecorded_more: int = 0
+    """How many more there were."""
 
 
 class Queue(Record, frozen=True):
@@ -302,20 +345,42 @@ class Queue(Record, frozen=True):
 
 
 class Provider(Record, frozen=True):
-    """What is remembered of a provider: how long it remembers keys, and its consecutive failures."""
+    """What is remembered of a provider: how long it remembers keys, and its consecutive failures.
+
+    `opened_at`: since when its circuit breaker is open, or when the last try of an open one failed; None: closed.
+    `closed_at` is when it last closed, `why` what the last failure was.
+    """
 
     key_ttl_ms: int | None = None
     failures: int = 0
     opened_at: int | None = None
+    closed_at: int | None = None
+    why: str = ""
+
+
+class Proven(StrEnum):
+    """What looks showed of what a disowned action may have made."""
+
+    PRESENT = "present"
+    ABSENT = "absent"
 
 
 class Disowned(Record, frozen=True):
-    """An action that can never apply, kept for ever so that what it may have made is not forgotten."""
+    """An action that can never apply, kept for ever so that what it may have made is not forgotten.
+
+    `sent_at` is when it was last sent. `absent` is the first complete look that showed nothing of it; `proven` what
+    looks have shown in the end, at `proven_at`. Until then its slot takes nothing new. `by` is who disowned it.
+    """
 
     action: Raw
     at: int
     reason: Reason
     detail: str = ""
+    by: str = ""
+    sent_at: int | None = None
+    absent: Span | None = None
+    proven: Proven | None = None
+    proven_at: int | None = None
 
 
 class Trouble(Record, frozen=True):

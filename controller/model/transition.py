@@ -51,6 +51,11 @@ class Trigger(StrEnum):
     RESET = "reset"
     RESUME = "resume"
     SEEN_GONE = "seen_gone"
+    ADOPT = "adopt"
+    CONDEMN = "condemn"
+    """Something that no record knew is recorded so that it can be removed in order."""
+    FORGET = "forget"
+    """The record goes though nobody knows what is left of the worker: its provider is gone for good."""
 
 
 class Why(StrEnum):

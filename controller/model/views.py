@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from controller.model.reason import EXPLAINED, Reason
-from controller.model.records import Run, RunState, StepState, Tombstone
+from controller.model.records import Run, RunState, StepState, Tombstone, Worker, WorkerRef
 
 
 class View(StrEnum):
@@ -15,6 +15,16 @@ class View(StrEnum):
     SCHEDULED = "scheduled"
     ACTIVE = "active"
     DEAD = "dead"
+
+
+def holds(worker: Worker, run: Run | None) -> bool:
+    """Whether that very worker holds *run*, and the run is running."""
+    return (
+        run is not None
+        and run.state is RunState.RUNNING
+        and worker.run == run.id
+        and run.worker == WorkerRef(worker.slot, worker.assignment, worker.generation)
+    )
 
 
 def is_deferred(run: Run, now: int) -> bool:

@@ -28,6 +28,7 @@ from controller.model.transition import (
     Unassign,
     Vacate,
     Why,
+    WorkerEffect,
     fold,
 )
 
@@ -45,8 +46,11 @@ class WorkerGuards(Struct, frozen=True):
     """The release proof is there, or none is asked for."""
     folded: bool = True
     """The end of every accepted step is folded, or the worker's data is proven gone."""
+    owned: bool = False
+    """It is assigned to a run: one that it holds, or whose data it has and is not released from."""
     resumed: bool = False
-    """The worker had compute before: its create is a resume."""
+    """Its create is a resume: it was deallocated before, or, if it `was_lost`, lost."""
+    was_lost: bool = False
     reason: Reason | None = None
 
 
@@ -72,6 +76,9 @@ _ALPHABET: Final = frozenset(
         Trigger.RESET,
         Trigger.RESUME,
         Trigger.SEEN_GONE,
+        Trigger.ADOPT,
+        Trigger.CONDEMN,
+        Trigger.FORGET,
     }
 )
 
@@ -80,8 +87,12 @@ def _decide(state: _State, trigger: Trigger, guards: WorkerGuards) -> Moved[_Sta
     match state, trigger:
         case None, Trigger.PARK_CREATE:
             return Moved(WorkerState.CREATING, (Occupy(),))
+        case None, Trigger.ADOPT:
+            return Moved(WorkerState.READY, (Occupy(), Identify(), Explain(Reason.ADOPTED)))
+        case None, Trigger.CONDEMN:
+            return Moved(WorkerState.LOST, (Occupy(), Identify(), Explain(Reason.UNRECORDED)))
         case WorkerState.CREATING, Trigger.CREATE_DONE:
-            return Moved(WorkerState.READY, (Identify(),))
+            return Moved(WorkerState.ASSIGNED if guards.owned else WorkerState.READY, (Identify(),))
         case WorkerState.CREATING, Trigger.CREATE_SETTLED:
             return _not_made(state, trigger, guards)
         case WorkerState.READY, Trigger.CLAIM:
@@ -89,17 +100,25 @@ def _decide(state: _State, trigger: Trigger, guards: WorkerGuards) -> Moved[_Sta
         case WorkerState.ASSIGNED, Trigger.RELEASE if not (guards.run_over and guards.proven):
             return Refused(state, trigger, WorkerState.RELEASED, Why.NOT_AVAILABLE)
         case WorkerState.ASSIGNED, Trigger.RELEASE:
-            return Moved(WorkerState.RELEASED, (Unassign(), Explain(Reason.RUN_ENDED)))
+            return Moved(WorkerState.RELEASED, (Unassign(), Explain(guards.reason or Reason.RUN_ENDED)))
+        case ((WorkerState.DEALLOCATED | WorkerState.LOST), Trigger.RELEASE):
+            if not (guards.owned and guards.run_over and guards.proven):
+                return Refused(state, trigger, state, Why.NOT_AVAILABLE)
+            return Moved(state, (Unassign(), Explain(guards.reason or Reason.RUN_ENDED)))
         case WorkerState.RELEASED, Trigger.REUSE:
             return Moved(WorkerState.READY, (Explain(Reason.REUSED),))
         case WorkerState.ASSIGNED, Trigger.DEALLOCATE if not guards.run_over:
             return Refused(state, trigger, WorkerState.DEALLOCATED, Why.NOT_AVAILABLE)
         case ((WorkerState.READY | WorkerState.ASSIGNED | WorkerState.RELEASED), Trigger.DEALLOCATE):
-            return Moved(WorkerState.DEALLOCATED, () if guards.reason is None else (Explain(guards.reason),))
-        case WorkerState.LOST, Trigger.DEALLOCATE:
-            return Moved(WorkerState.DEALLOCATED, () if guards.reason is None else (Explain(guards.reason),))
-        case WorkerState.DEALLOCATED, Trigger.RESUME:
+            return Moved(WorkerState.DEALLOCATED, (*_let_go(guards), *_because(guards)))
+        case ((WorkerState.DEALLOCATED | WorkerState.LOST), Trigger.DEALLOCATE):
+            return Moved(WorkerState.DEALLOCATED, _because(guards))
+        case ((WorkerState.DEALLOCATED | WorkerState.LOST), Trigger.RESUME):
+            if not guards.owned:
+                return Refused(state, trigger, WorkerState.CREATING, Why.NOT_AVAILABLE)
             return Moved(WorkerState.CREATING, (NextGeneration(),))
+        case ((WorkerState.DEALLOCATED | WorkerState.LOST), Trigger.DELETE_COMPUTE) if guards.owned:
+            return Refused(state, trigger, WorkerState.COMPUTE_REMOVED, Why.NOT_AVAILABLE)
         case ((WorkerState.DEALLOCATED | WorkerState.LOST), Trigger.DELETE_COMPUTE):
             return Moved(WorkerState.COMPUTE_REMOVED)
         case WorkerState.COMPUTE_REMOVED, Trigger.RESET if not guards.folded:
@@ -107,16 +126,36 @@ def _decide(state: _State, trigger: Trigger, guards: WorkerGuards) -> Moved[_Sta
         case WorkerState.COMPUTE_REMOVED, Trigger.RESET:
             return Moved(None, (Vacate(),))
         case ((WorkerState.READY | WorkerState.ASSIGNED | WorkerState.RELEASED), Trigger.SEEN_GONE):
-            return Moved(WorkerState.LOST, (Unassign(), ForgetAccepted(), Explain(Reason.SEEN_GONE)))
+            return Moved(WorkerState.LOST, (*_let_go(guards), ForgetAccepted(), Explain(Reason.SEEN_GONE)))
+        case (
+            WorkerState.READY
+            | WorkerState.RELEASED
+            | WorkerState.DEALLOCATED
+            | WorkerState.COMPUTE_REMOVED
+            | WorkerState.LOST,
+            Trigger.FORGET,
+        ):
+            return Refused(state, trigger, None, Why.NOT_AVAILABLE) if guards.owned else Moved(None, (Vacate(),))
     return Refused(state, trigger, None, Why.ILLEGAL_TRANSITION)
 
 
+def _let_go(guards: WorkerGuards) -> tuple[WorkerEffect, ...]:
+    """An assignment that is not proven to be over outlives its compute: its data is not anybody's to delete."""
+    return (Unassign(),) if guards.proven else ()
+
+
+def _because(guards: WorkerGuards) -> tuple[WorkerEffect, ...]:
+    return () if guards.reason is None else (Explain(guards.reason),)
+
+
 def _not_made(state: _State, trigger: Trigger, guards: WorkerGuards) -> Moved[_State] | Refused:
-    to = WorkerState.DEALLOCATED if guards.resumed else None
+    """A resume that came to nothing leaves the worker as it was."""
+    before = WorkerState.LOST if guards.was_lost else WorkerState.DEALLOCATED
+    to = before if guards.resumed else None
     if guards.reason is None:
         return Refused(state, trigger, to, Why.MISSING_REASON_CODE)
     if guards.resumed:
-        return Moved(to, (PreviousGeneration(), Explain(guards.reason)))
+        return Moved(to, (PreviousGeneration(),))
     return Moved(to, (Vacate(),))
 
 
@@ -139,11 +178,6 @@ def is_live(state: WorkerState) -> bool:
     Not while creating: an empty look says nothing of a create that is still pending.
     """
     return state in (WorkerState.READY, WorkerState.ASSIGNED, WorkerState.RELEASED)
-
-
-def is_busy(state: WorkerState) -> bool:
-    """It belongs to a run."""
-    return state is WorkerState.ASSIGNED
 
 
 def is_leaving(state: WorkerState) -> bool:

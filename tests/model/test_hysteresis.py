@@ -56,6 +56,22 @@ def test_a_clock_that_jumped_back_waits_one_dwell_at_most() -> None:
     assert (back.on, observe(LEVELS, back, 0, 1_099).on, observe(LEVELS, back, 0, 1_100).on) == (True, True, False)
 
 
+@given(st.lists(st.tuples(st.sampled_from([0, 3, 4, 5, 9, 10, 11]), st.integers(-3_000, 900)), max_size=60))
+def test_a_clock_that_jumps_makes_no_change_early_and_no_wait_long(signal: list[tuple[int, int]]) -> None:
+    """*lowest* is the least that the clock showed since the last change: it has run for a dwell from there."""
+    switch, now, lowest = Switch(), 100_000, None
+    for level, wait in signal:
+        now += wait
+        after = observe(LEVELS, switch, level, now)
+        assert observe(LEVELS, after, 0, now + LEVELS.dwell_ms).on is False
+        assert observe(LEVELS, after, 10, now + LEVELS.dwell_ms).on is True
+        lowest = now if lowest is None else min(lowest, now)
+        if after.on != switch.on:
+            assert switch.since is None or now - lowest >= LEVELS.dwell_ms
+            lowest = now
+        switch = after
+
+
 @pytest.mark.parametrize(("start", "stop", "dwell"), [(4, 4, 0), (4, 5, 0), (4, 1, -1)])
 def test_levels_that_would_flap_are_refused(start: float, stop: float, dwell: int) -> None:
     with pytest.raises(UsageFault):

@@ -21,6 +21,7 @@ from controller.model.records import (
     ActionType,
     Attempt,
     Counters,
+    Disowned,
     Document,
     Event,
     Lease,
@@ -220,6 +221,13 @@ CASES: list[tuple[str, dict[str, Any]]] = [
             }
         },
     ),
+    (
+        "worker-id",
+        {"workers": {1: worker(id="w-1"), 3: worker(slot=3, run=None, state=WorkerState.READY, id="w-1")}},
+    ),
+    ("disowned-key", {"disowned": {"k": Disowned(key_and_bytes(2)[1], NOW, Reason.UNKNOWN)}}),
+    ("disowned-key", {"disowned": {key_and_bytes(2)[0]: Disowned(tampered(), NOW, Reason.UNKNOWN)}}),
+    ("disowned-key", {"disowned": {key_and_bytes(2)[0]: Disowned(Raw(b"5"), NOW, Reason.UNKNOWN)}}),
 ]
 
 
@@ -408,6 +416,39 @@ def test_resources_are_compared_only_when_they_changed() -> None:
     assert violations(base, Touched.of(base, draft.edit())) == ()
     draft.workers.put(3, replace(twins[3], resources={"vm": Resource("i-1"), "disk": Resource("d-1")}))
     assert [found.id for found in violations(base, Touched.of(base, draft.edit()))] == ["resource-owner"]
+
+
+def test_a_commit_that_gives_two_slots_one_worker_id_is_found_at_the_slots_whose_id_changed_alone() -> None:
+    twins = {1: worker(id="w-1"), 3: worker(slot=3, run=None, state=WorkerState.CREATING)}
+    base = document(workers=twins)
+    draft = Draft(base, now=NOW, command="test")
+    draft.workers.put(3, replace(twins[3], state=WorkerState.READY, id="w-1"))
+    changed = Touched.of(base, draft.edit())
+    assert changed.ids == {3}
+    after = document(workers={1: twins[1], 3: replace(twins[3], state=WorkerState.READY, id="w-1")})
+    (found,) = violations(after, changed)
+    assert (found.id, found.subject, found.what) == (
+        "worker-id",
+        "slot:3",
+        "id w-1 belongs to the workers of slots 1 and 3",
+    )
+    elsewhere = {**after.workers, 3: replace(after.workers[3], provider="other")}
+    assert violations(replace(after, workers=elsewhere), changed) == ()
+    draft = Draft(after, now=NOW, command="test")
+    draft.workers.put(3, replace(after.workers[3], changed_at=NOW + 1))
+    assert violations(after, Touched.of(after, draft.edit())) == ()
+
+
+def test_a_disowned_action_is_judged_when_it_is_put_there() -> None:
+    key, raw = key_and_bytes(2)
+    sound = document(disowned={key: Disowned(raw, NOW, Reason.UNKNOWN)})
+    assert violations(sound) == ()
+    bad = {"k": Disowned(raw, NOW, Reason.UNKNOWN)}
+    draft = Draft(document(), now=NOW, command="test")
+    draft.disowned.put("k", bad["k"])
+    (found,) = violations(document(disowned=bad), Touched.of(document(), draft.edit()))
+    assert (found.id, found.subject) == ("disowned-key", "slot:2")
+    assert violations(document(disowned=bad), touched(runs=("r-1",), slots=(1, 2))) == ()
 
 
 def test_a_circle_of_a_thousand_steps_needs_no_recursion() -> None:

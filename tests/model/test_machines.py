@@ -31,7 +31,6 @@ from controller.model.transition import KillProcessGroup, MintToken, Moved, Refu
 from controller.model.worker import (
     WorkerGuards,
     apply_worker,
-    is_busy,
     is_leaving,
     is_live,
     next_worker,
@@ -96,21 +95,28 @@ WORKER = Machine(
     "current",
     {
         (None, T.PARK_CREATE): {W.CREATING},
-        (W.CREATING, T.CREATE_DONE): {W.READY},
-        (W.CREATING, T.CREATE_SETTLED): {None, W.DEALLOCATED},
+        (None, T.ADOPT): {W.READY},
+        (None, T.CONDEMN): {W.LOST},
+        (W.CREATING, T.CREATE_DONE): {W.READY, W.ASSIGNED},
+        (W.CREATING, T.CREATE_SETTLED): {None, W.DEALLOCATED, W.LOST},
         (W.READY, T.CLAIM): {W.ASSIGNED},
         (W.ASSIGNED, T.RELEASE): {W.RELEASED},
         (W.RELEASED, T.REUSE): {W.READY},
         (W.READY, T.DEALLOCATE): {W.DEALLOCATED},
         (W.ASSIGNED, T.DEALLOCATE): {W.DEALLOCATED},
         (W.RELEASED, T.DEALLOCATE): {W.DEALLOCATED},
+        (W.DEALLOCATED, T.RELEASE): {W.DEALLOCATED},
+        (W.LOST, T.RELEASE): {W.LOST},
+        (W.DEALLOCATED, T.DEALLOCATE): {W.DEALLOCATED},
         (W.DEALLOCATED, T.RESUME): {W.CREATING},
+        (W.LOST, T.RESUME): {W.CREATING},
         (W.DEALLOCATED, T.DELETE_COMPUTE): {W.COMPUTE_REMOVED},
         (W.LOST, T.DELETE_COMPUTE): {W.COMPUTE_REMOVED},
         (W.LOST, T.DEALLOCATE): {W.DEALLOCATED},
         (W.COMPUTE_REMOVED, T.RESET): {None},
         (W.READY, T.SEEN_GONE): {W.LOST},
         (W.ASSIGNED, T.SEEN_GONE): {W.LOST},
+        **{(state, T.FORGET): {None} for state in (W.READY, W.RELEASED, W.DEALLOCATED, W.COMPUTE_REMOVED, W.LOST)},
         (W.RELEASED, T.SEEN_GONE): {W.LOST},
     },
 )
@@ -276,7 +282,6 @@ def test_exactly_the_four_sets_are_closed() -> None:
     assert [state for state in StepState if step_is_active(state)] == [P, SR]
     assert [state for state in StepState if step_is_terminal(state)] == [SOK, SF, SK, SC]
     assert [state for state in WorkerState if is_live(state)] == [W.READY, W.ASSIGNED, W.RELEASED]
-    assert [state for state in WorkerState if is_busy(state)] == [W.ASSIGNED]
     assert [state for state in WorkerState if is_leaving(state)] == [W.DEALLOCATED, W.COMPUTE_REMOVED, W.LOST]
 
 
