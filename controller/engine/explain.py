@@ -10,27 +10,26 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from controller.engine import standing
+from controller.engine.classify import Classified
+from controller.engine.demand import BINDING
 from controller.engine.moves import Move, ask, moves_of
 from controller.engine.planner import next_step
 from controller.engine.queue import find
+from controller.engine.slots import no_room, of_pending, of_record, of_slot
 from controller.engine.standing import Surroundings
 from controller.engine.story import Story, tell_run, tell_slot
-from controller.model.action import action_of
 from controller.model.codes import catalogue
-from controller.model.errors import BrokenAction, NotFound
+from controller.model.errors import NotFound
 from controller.model.reason import EXPLAINED, Reason
 from controller.model.records import (
     MAX_SLOTS,
     Document,
     Event,
-    PendingAction,
     Run,
     RunState,
     Step,
     StepState,
     Tombstone,
-    Worker,
-    WorkerState,
 )
 from controller.model.step import is_blocking
 from controller.model.transition import Trigger, Why
@@ -91,30 +90,17 @@ def explain_run(document: Document, run_id: str, around: Surroundings) -> Explan
     )
 
 
-def explain_slot(document: Document, slot: int, around: Surroundings) -> Explanation:
-    """Explain a slot. Raises NotFound outside 1..MAX_SLOTS."""
+def explain_slot(
+    document: Document, slot: int, around: Surroundings, live: Classified | None = None, *, silent: bool = False
+) -> Explanation:
+    """Explain a slot; *live* is what a look just now makes of it, if one was taken, and *silent* that the provider was
+    asked for one in vain. Raises NotFound outside 1..MAX_SLOTS.
+    """
     if not 1 <= slot <= MAX_SLOTS:
         raise NotFound(f"no slot {slot}", where=f"slots are 1..{MAX_SLOTS}", next="controller status")
-    worker, entry = document.workers.get(slot), document.pending_actions.get(slot)
+    worker = document.workers.get(slot)
     state = "free" if worker is None else worker.state.value
-    because: list[str] = []
-    after: list[str] = []
-    if worker is None:
-        because.append(f"No worker is recorded in slot {slot}.")
-        if slot > around.slots:
-            slots = "1 slot" if around.slots == 1 else f"{around.slots} slots"
-            because.append(f"The configuration has {slots}: none is made here.")
-    else:
-        because.append(_of_worker(worker))
-        if worker.reason is not None:
-            because.append(EXPLAINED[worker.reason].why)
-    because += _of_slot(document, slot, around.now)
-    if entry is not None:
-        told, todo = _of_pending(slot, entry, around)
-        because += told
-        after += todo
-    elif worker is not None and worker.state not in (WorkerState.READY, WorkerState.ASSIGNED):
-        after.append("controller reconcile --apply")
+    because, after = of_slot(document, slot, around, live, silent=silent)
     events = _known(document, around)
     return _explanation(f"slot:{slot}", state, because, after, around, events, story=tell_slot(worker, slot, events))
 
@@ -251,17 +237,23 @@ def _of_queued(document: Document, run: Run, around: Surroundings, because: list
     after += todo
     if told:
         return
+    told, todo = no_room(document, around)
     made_for = [slot for slot, worker in document.workers.items() if worker.reserved == run.id]
+    kept = [slot for slot, worker in document.workers.items() if worker.run == run.id and worker.state in BINDING]
+    if kept:
+        because.append(f"It waits for the worker in slot {kept[0]}, which has its data: nobody else takes it.")
+        after.append(f"controller explain slot:{kept[0]}")
     if document.draining:
         because.append("The fleet is draining: it takes nothing new.")
         after.append("controller drain --off")
     elif made_for:
         because.append(f"A worker is being made for it in slot {made_for[0]}.")
         after.append(f"controller explain slot:{made_for[0]}")
-    elif len(document.workers) >= around.slots:
-        taken = "The only slot is" if around.slots == 1 else f"All {around.slots} slots are"
-        because.append(f"{taken} taken; it is served when one is free.")
-        after.append("controller status")
+    elif kept:
+        after.append("controller reconcile --apply")
+    elif told:
+        because += told
+        after += todo
     else:
         because.append("It is due and a slot is free: the next reconcile takes it.")
         after.append("controller reconcile --apply")
@@ -291,74 +283,12 @@ def _of_running(
         because.append(f"Step {running[0]} runs; its end is folded in by the next reconcile after it.")
     entry = document.pending_actions.get(slot)
     if entry is not None:
-        told, todo = _of_pending(slot, entry, around)
+        told, todo = of_pending(document, slot, entry, around)
         because += told
         after += todo
     elif not running:
         following = next_step(run)
         if following is not None and len(run.steps) == 1:
             because.append(f"Step {following.name} is next.")
-        because += _of_slot(document, slot, around.now)
+        because += of_record(document, slot, around.now)[0]
     after.append("controller reconcile --apply")
-
-
-def _of_slot(document: Document, slot: int, now: int) -> list[str]:
-    """What holds a slot back, besides its worker and pending action."""
-    known = document.slots.get(slot)
-    if known is None:
-        return []
-    told = ["The slot is cordoned: it takes nothing new."] if known.cordoned else []
-    if known.refusals:
-        wait = max(0, (known.not_before or now) - now + 999) // 1000
-        times = "once" if known.refusals == 1 else f"{known.refusals} times in a row"
-        told.append(f"The provider refused what slot {slot} asked for {times}; it is asked again in {wait} s.")
-        last = next((trouble for trouble in reversed(document.troubles) if trouble.slot == slot), None)
-        if last is not None:
-            told.append(f"It said: {last.what}.")
-    return told
-
-
-def _of_worker(worker: Worker) -> str:
-    made = f"Worker {worker.id or '(no id yet)'} of {worker.provider}, assignment {worker.assignment}"
-    match worker.state:
-        case WorkerState.CREATING:
-            return f"{made}, is being made" + (f" for run {worker.reserved}." if worker.reserved else ".")
-        case WorkerState.ASSIGNED:
-            return f"{made}, holds run {worker.run}."
-        case WorkerState.READY:
-            return f"{made}, is ready and idle."
-        case WorkerState.RELEASED:
-            return f"{made}, is free of its run."
-        case WorkerState.DEALLOCATED:
-            return f"{made}, is stopped; its compute is removed next."
-        case WorkerState.COMPUTE_REMOVED:
-            return f"{made}, has no compute left; its data is removed next."
-        case WorkerState.LOST:
-            return f"{made}, is gone; what is left of it is removed next."
-
-
-def _of_pending(slot: int, entry: PendingAction, around: Surroundings) -> tuple[list[str], list[str]]:
-    try:
-        action = action_of(entry)
-    except BrokenAction as broken:
-        return [f"What is parked for slot {slot} is no action: {broken.what}. It is never sent."], ["controller fsck"]
-    article = "An" if action.type[0] in "aeiou" else "A"
-    sent = {0: "not sent yet", 1: "sent once"}.get(entry.sends, f"sent {entry.sends} times")
-    told = [f"{article} {action.type} is parked for slot {slot} (key {action.idempotency_key[:12]}), {sent}."]
-    after = ["controller replay-pending"]
-    note = around.notes.get(slot)
-    if note is not None and note.provider is not None and note.key == action.idempotency_key:
-        told.append(f"Provider process {note.provider.pid} was given it last.")
-    if entry.rejected is not None:
-        told.append("The provider refused it, but an earlier send may have worked: looks must show that it did not.")
-        after = ["controller reconcile --apply"]
-    elif entry.last_reason is not None:
-        told.append(EXPLAINED[entry.last_reason].why)
-        if entry.last_reason in (Reason.IDENTITY_REFUSED, Reason.NOT_SENT):
-            # Sending it again does not help before something else is mended.
-            after = [EXPLAINED[entry.last_reason].next]
-    if entry.last_error is not None:
-        told.append(f"Its last error: {entry.last_error}.")
-    if entry.not_before is not None and entry.not_before > around.now:
-        told.append(f"Reconcile sends it again in {(entry.not_before - around.now + 999) // 1000} s.")
-    return told, after

@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from controller.engine.chance import Seeded
+from controller.engine.lifecycle import holds, kept_for, let_go
 from controller.model.action import Action
 from controller.model.backoff import delay_ms
 from controller.model.edit import Draft
@@ -19,6 +20,7 @@ from controller.model.reason import Reason
 from controller.model.records import Run, RunState, Step, StepState, Worker, WorkerState
 from controller.model.run import Aggregate, run_aggregate
 from controller.model.transition import Trigger
+from controller.model.worker import is_live
 
 
 def delay(backoff: Backoff, attempt: int, *seed: object) -> int:
@@ -40,16 +42,6 @@ def after_backoff(given: Given, draft: Draft, run: Run, attempt: int, policy: Po
     return replace(given, delay_ms=wait, longest_ms=backoff.cap_ms)
 
 
-def shows(worker: Worker, lineage: str, seen: SeenWorker) -> bool:
-    """Whether *seen* is exactly this worker."""
-    return (seen.lineage, seen.slot, seen.assignment, seen.generation) == (
-        lineage,
-        worker.slot,
-        worker.assignment,
-        worker.generation,
-    )
-
-
 def accept(draft: Draft, action: Action, seen: SeenStep | None, policy: Policy) -> None:
     """The worker has durably accepted the step that *action* asked to execute."""
     key = action.idempotency_key
@@ -58,7 +50,7 @@ def accept(draft: Draft, action: Action, seen: SeenStep | None, policy: Policy) 
         return
     draft.workers.put(action.slot, replace(worker, accepted=(*worker.accepted, key), running=key))
     run = None if action.run is None else draft.runs.get(action.run)
-    if run is not None and action.step is not None and held_by(run, worker) and run.attempts == action.token:
+    if run is not None and action.step is not None and holds(worker, run) and run.attempts == action.token:
         if run.cancel_requested_at is None:
             move_step(draft, run.id, action.step, Trigger.STEP_STARTED, _report(run, key=key))
     if seen is not None and not unknowable(seen):
@@ -105,7 +97,7 @@ def advance(draft: Draft, run_id: str, policy: Policy, *, error: str | None = No
     if run is None or run.state is not RunState.RUNNING or run.worker is None:
         return
     worker = draft.workers.get(run.worker.slot)
-    if worker is None or not held_by(run, worker) or worker.running is not None:
+    if worker is None or not holds(worker, run) or worker.running is not None:
         return
     if run.cancel_requested_at is not None:
         move_run(draft, run_id, Trigger.CANCEL_OBSERVED, Given())
@@ -122,7 +114,7 @@ def advance(draft: Draft, run_id: str, policy: Policy, *, error: str | None = No
                 move_run(draft, run_id, Trigger.ATTEMPT_FAILED, given)
             case Aggregate.CANCELLED | Aggregate.SUCCEEDED:
                 move_run(draft, run_id, Trigger.ALL_STEPS_DONE, _report(run))
-    move_worker(draft, worker.slot, Trigger.RELEASE, WorkerGiven())
+    let_go(draft, worker.slot, policy)
 
 
 def cancel_done(draft: Draft, action: Action, target: str, seen: SeenStep | None, policy: Policy) -> None:
@@ -159,8 +151,9 @@ def lose(draft: Draft, slot: int, policy: Policy) -> None:
     if worker is None:
         return
     end_lease(draft, worker, policy)
-    if worker.state is not WorkerState.LOST:  # lost before, seen alive, and now gone again
-        move_worker(draft, slot, Trigger.SEEN_GONE, WorkerGiven(data_gone=True))
+    if is_live(worker.state):  # else it was lost or stopped before, seen alive, and is gone again
+        released = kept_for(draft, worker, policy) is None
+        move_worker(draft, slot, Trigger.SEEN_GONE, WorkerGiven(data_gone=True, proven=released))
     lost = draft.workers.get(slot)
     if lost is not None:
         draft.workers.put(slot, replace(lost, running=None, absent=None))
@@ -169,7 +162,7 @@ def lose(draft: Draft, slot: int, policy: Policy) -> None:
 def end_lease(draft: Draft, worker: Worker, policy: Policy) -> None:
     """The worker's compute is proven gone or stopped: a run it holds goes back to its queue, or is dead."""
     run = None if worker.run is None else draft.runs.get(worker.run)
-    if run is not None and run.state is RunState.RUNNING and held_by(run, worker):
+    if run is not None and holds(worker, run):
         error = f"worker in slot {worker.slot} was lost"
         given = Given(reason=Reason.WORKER_LOST, error=error, lease_over=True)
         move_run(draft, run.id, Trigger.LEASE_EXPIRED, after_backoff(given, draft, run, run.crashes + 1, policy))
@@ -180,17 +173,21 @@ def go_dark(draft: Draft, slot: int, policy: Policy) -> None:
     worker = draft.workers.get(slot)
     if worker is not None and worker.state in (WorkerState.READY, WorkerState.ASSIGNED, WorkerState.RELEASED):
         end_lease(draft, worker, policy)
-        move_worker(draft, slot, Trigger.DEALLOCATE, WorkerGiven(reason=Reason.SEEN_DARK))
+        released = kept_for(draft, worker, policy) is None
+        move_worker(draft, slot, Trigger.DEALLOCATE, WorkerGiven(reason=Reason.SEEN_DARK, proven=released))
         draft.workers.put(slot, replace(draft.workers.get(slot) or worker, running=None))
 
 
 def fold_steps(draft: Draft, slot: int, seen: SeenWorker, policy: Policy) -> None:
     """Fold the ends that a worker shows: it repeats each until an action lists its key as settled.
 
-    An end that nobody can know, on a worker that is gone, is no failure of the step: the life was lost with its worker.
+    An end that nobody can know, on a worker that is gone or off, is no failure of the step: the life was lost with its
+    compute. Such an end is folded once the run is held no more.
     """
+    worker = draft.workers.get(slot)
+    held = worker is not None and worker.run is not None and holds(worker, draft.runs.get(worker.run))
     for step in seen.steps:
-        if not (unknowable(step) and seen.state is Seen.GONE):
+        if not (unknowable(step) and held and seen.state in (Seen.GONE, Seen.DARK)):
             end_step(draft, slot, step, policy)
 
 
@@ -247,21 +244,10 @@ def _report(run: Run, *, key: str = "", seen: SeenStep | None = None, reason: Re
     return replace(given, exit_code=seen.exit_code, signal=seen.signal, at=seen.ended_at, reason=_reason_of(seen))
 
 
-def held_by(run: Run, worker: Worker) -> bool:
-    """Whether that very worker holds the run, and the run is running."""
-    held = run.worker
-    return (
-        run.state is RunState.RUNNING
-        and worker.run == run.id
-        and held is not None
-        and (held.slot, held.assignment, held.generation) == (worker.slot, worker.assignment, worker.generation)
-    )
-
-
 def _attempt_of(draft: Draft, worker: Worker, key: str) -> tuple[Run, Step] | None:
     """The running step whose attempt *key* opened, if the worker still holds its run."""
     run = None if worker.run is None else draft.runs.get(worker.run)
-    if run is None or run.state is not RunState.RUNNING or not held_by(run, worker):
+    if run is None or not holds(worker, run):
         return None
     for step in run.steps:
         if step.state is StepState.RUNNING and step.attempts and step.attempts[-1].key == key:

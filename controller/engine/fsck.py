@@ -1,6 +1,7 @@
 """Proves, read-only, that the document obeys its invariants and that history tells the whole of it.
 
-Not promised: anything that only the provider knows. fsck asks nobody and repairs nothing.
+Not promised: anything that only the provider knows, but for what the last look of a reconcile left on record. fsck asks
+nobody and repairs nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from msgspec import Struct
 from controller.engine.status import Integrity, integrity_of
 from controller.model.errors import DocumentCorrupt
 from controller.model.invariants import Violation, against_history, violations
-from controller.model.records import Event
+from controller.model.records import Document, Event
 from controller.store.protocol import Snapshot, Store
 
 
@@ -30,7 +31,7 @@ class Verdict(Struct, frozen=True):
 def check(store: Store) -> Verdict:
     """Read everything and judge it. Raises DocumentFault when there is no readable document."""
     snapshot = store.read()
-    found: list[Violation] = [*violations(snapshot.document)]
+    found: list[Violation] = [*violations(snapshot.document), *_unrecorded(snapshot.document)]
     events: Sequence[Event] = ()
     try:
         events = store.history()
@@ -77,6 +78,16 @@ def gaps(events: Sequence[Event], revision: int) -> Iterator[Violation]:
         yield Violation(
             "history-contiguous", "fleet", f"history ends at revision {before.revision}, the document is at {revision}"
         )
+
+
+def _unrecorded(document: Document) -> Iterator[Violation]:
+    """Not the document's own fault, so no invariant: nothing may be refused for it."""
+    for slot, known in sorted(document.slots.items()):
+        for each in known.unrecorded:
+            shown = f"{each.id or 'something'} ({each.assignment} generation {each.generation}, {each.state})"
+            yield Violation("unrecorded", f"slot:{slot}", f"the last look showed {shown}, which no record knows")
+        if known.unrecorded_more:
+            yield Violation("unrecorded", f"slot:{slot}", f"the last look showed {known.unrecorded_more} more")
 
 
 def _broken_integrity(integrity: Integrity, snapshot: Snapshot) -> Iterator[Violation]:

@@ -403,6 +403,6 @@ def discard(context: Context, run_id: str) -> Tombstone:
     with context.store.hold(context.lock_timeout) as hold:
         loaded = hold.load()
         draft = context.draft(loaded.document)
-        refuse_held(draft, live(loaded.document, run_id, "discarded"), "discarded")
+        refuse_held(draft, live(loaded.document, run_id, "discarded"), "discarded", context.rules)
         take_away(draft, run_id, Reason.DISCARDED)
         return context.commit(hold, loaded, draft).finished[run_id]

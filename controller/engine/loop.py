@@ -25,9 +25,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from controller.engine.due import next_due
 from controller.engine.gather import Gather, Waiting
 from controller.engine.pending import Sent, unforeseen
-from controller.engine.planner import next_due
 from controller.engine.reconcile import SHORTEST_WAIT, Reconciler, turns
 from controller.engine.report import Report
 from controller.engine.upkeep import tidy
@@ -231,12 +231,16 @@ class Loop:
             # An answer spoils the commit. Each is applied alone now, and the one at fault is told for its slot alone.
             return before
         self._look = None
+        if plan.wants_look:
+            self._look_at = 0.0
         self._planned = document
         self._due_at = next_due(document, self.reconciler.ground.policy, began)
         # An end that came before the answer to its execute is folded once that is applied.
         waits = document.pending_actions
         self._ends = {key: end for key, end in self._ends.items() if end.slot in waits}
         self._report.add_plan(plan)
+        if look is not None:
+            self.reconciler.tell_retained(self._report, document, look, plan)
         self._send([(parked.slot, parked.key, waits.get(parked.slot)) for parked in plan.parks])
         return document
 

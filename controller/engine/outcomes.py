@@ -12,14 +12,16 @@ from msgspec import Struct, json
 from msgspec.structs import replace
 
 from controller.engine import fold
-from controller.engine.looks import grace_over, second_absence, seen_in, speaks_of
+from controller.engine.age import is_expired
+from controller.engine.identity import changed_data, identity_matches
+from controller.engine.sight import grace_over, second_absence, seen_in, speaks_of
 from controller.model.action import Action, CancelRequest
 from controller.model.edit import Draft
-from controller.model.inventory import Look, Seen, SeenStep, SeenWorker, StepSeen
+from controller.model.inventory import Look, Seen, SeenStep, SeenWorker, StepSeen, shows
 from controller.model.perform import Given, WorkerGiven, move_run, move_worker
 from controller.model.policy import Policy
 from controller.model.reason import Reason
-from controller.model.records import ActionType, Document, PendingAction, RunState, Slot, Span, Worker, WorkerState
+from controller.model.records import ActionType, Document, PendingAction, RunState, Span, Worker, WorkerState
 from controller.model.transition import Trigger
 from controller.provider.protocol import Done, IdentityRefused, NotSent, Outcome, Pending, Rejected, Unknown
 
@@ -53,31 +55,6 @@ class NoEffect(Struct, frozen=True):
 Evidence = Done | WorkerLost | FirstAbsence | SeenAgain | NoEffect
 
 
-def is_expired(document: Document, entry: PendingAction, now: int) -> bool:
-    """Past the time for which its provider remembers keys. A clock behind any known time counts as past it."""
-    if entry.key_ttl_ms is None:
-        return False
-    return now - entry.parked_at > entry.key_ttl_ms or now < latest_time(document)
-
-
-def latest_time(document: Document) -> int:
-    """The latest time of the past that the document knows."""
-    times = [event.at for event in document.events]
-    times += [trouble.at for trouble in document.troubles]
-    times += [disowned.at for disowned in document.disowned.values()]
-    for run in document.runs.values():
-        times += [run.created_at, run.started_at or 0, run.finished_at or 0, run.cancel_requested_at or 0]
-        # Not when an attempt ended: that is told by the worker's clock, which may be ahead of ours.
-        times += [attempt.started_at for step in run.steps for attempt in step.attempts]
-    for stone in document.finished.values():
-        times.append(stone.finished_at)
-    for worker in document.workers.values():
-        times += [worker.created_at, worker.changed_at, 0 if worker.absent is None else worker.absent.ended_at]
-    for entry in document.pending_actions.values():
-        times += [entry.parked_at, entry.sent_at or 0, 0 if entry.absent is None else entry.absent.ended_at]
-    return max(times, default=0)
-
-
 def evidence(
     document: Document, slot: int, entry: PendingAction, action: Action, look: Look, policy: Policy, now: int
 ) -> Evidence | None:
@@ -85,21 +62,38 @@ def evidence(
 
     Only a complete look counts that was asked for after the commit of the last send, since that changed the slot.
     `rejected` or expired actions wait for proof alone; for others a look settles just what it shows for certain: an
-    accepted key, a worker gone.
+    accepted key, a worker gone. What is shown under the worker's name and may be another settles nothing.
     """
     if not speaks_of(look, document, slot):
         return None
-    as_recorded = Worker(slot, action.assignment, action.generation, "", 0, 0)
-    seen = seen_in(look, document.lineage, as_recorded)
+    shown = seen_in(look, document.lineage, action)
     waits_for_proof = entry.rejected is not None or is_expired(document, entry, now)
-    if seen is None:
+    if not shown:
         return _absence(document, entry, action, look, policy, waits_for_proof=waits_for_proof)
     # The last send may still be on its way to its effect: that it had none is believed only a grace time after it.
     proves_nothing_came = waits_for_proof and grace_over(entry.sent_at or entry.parked_at, look, policy)
-    found = _presence(action, seen, waits_for_proof=waits_for_proof, proves_nothing_came=proves_nothing_came)
+    found = None
+    if doubt(document, action, look) is None:
+        found = _presence(action, shown[0], waits_for_proof=waits_for_proof, proves_nothing_came=proves_nothing_came)
     worker = document.workers.get(slot)
     doubted = entry.absent is not None or (worker is not None and worker.absent is not None)
     return SeenAgain() if found is None and doubted else found
+
+
+def doubt(document: Document, action: Action, look: Look) -> str | None:
+    """Why what *look* shows under the name of the action's worker proves nothing; None: it may, or is not shown."""
+    shown = seen_in(look, document.lineage, action)
+    if len(shown) > 1:
+        return "it is listed more than once, and not alike"
+    worker = document.workers.get(action.slot)
+    for seen in shown:
+        if action.type is ActionType.CREATE:
+            return changed_data(action.resources, seen)
+        if worker is None or not shows(worker, document.lineage, seen):
+            named = (action.slot, action.assignment, action.generation)
+            worker = Worker(*named, "", 0, 0, resources=action.resources)
+        return None if identity_matches(worker, seen) else "it is shown with another identity than was recorded"
+    return None
 
 
 def _absence(
@@ -202,6 +196,9 @@ def checked(action: Action, outcome: Outcome) -> Outcome:
         told = (outcome.worker.lineage, outcome.worker.slot, outcome.worker.assignment, outcome.worker.generation)
         if told != (action.lineage, action.slot, action.assignment, action.generation):
             return Unknown(f"the answer is about another worker: {told}")
+        changed = changed_data(action.resources, outcome.worker) if action.type is ActionType.CREATE else None
+        if changed is not None:
+            return Unknown(f"the answer is about other data: {changed}")
     elif action.type is ActionType.CREATE:
         return Unknown("the answer says done but describes no worker")
     if outcome.step is not None:
@@ -215,9 +212,9 @@ def settle(
     draft: Draft, slot: int, entry: PendingAction, action: Action, outcome: Outcome | Evidence, policy: Policy
 ) -> None:
     """Fold *outcome* into the draft: apply and unpark, or keep the entry and note why."""
-    match outcome:
-        case Done():
-            _unpark(draft, slot, action, Reason.DONE)
+    match checked(action, outcome) if isinstance(outcome, Done) else outcome:
+        case Done() as outcome:
+            unpark(draft, slot, action, Reason.DONE)
             _apply(draft, action, outcome, policy)
         case Pending(after, reason):
             wait = min(max(after, 0), MAX_RETRY_AFTER_MS)
@@ -245,10 +242,14 @@ def settle(
         case Unknown(reason):
             later(draft, slot, entry, action, Reason.UNKNOWN, reason, policy)
         case IdentityRefused(reason):
-            keep = replace(entry, not_before=None, last_reason=Reason.IDENTITY_REFUSED, last_error=reason)
+            # It answers for this send, not for earlier ones of unknown fate: an operator's "give it up" must know.
+            unsure = 0 if entry.unsure <= 1 else entry.unsure
+            keep = replace(
+                entry, unsure=unsure, not_before=None, last_reason=Reason.IDENTITY_REFUSED, last_error=reason
+            )
             _keep(draft, slot, action, keep, Reason.IDENTITY_REFUSED, reason)
         case WorkerLost(seen):
-            _unpark(draft, slot, action, Reason.WORKER_LOST)
+            unpark(draft, slot, action, Reason.WORKER_LOST)
             if seen is not None:
                 fold.fold_steps(draft, slot, seen, policy)
             fold.lose(draft, slot, policy)
@@ -263,8 +264,33 @@ def settle(
             _keep(draft, slot, action, replace(entry, absent=None), Reason.PENDING, "seen again")
         case NoEffect(reason_code, why):
             _refused(draft, slot, action, reason_code, why, policy)
+            if entry.rejected is not None and entry.last_reason is Reason.IDENTITY_REFUSED:
+                _set_aside(draft, slot, action)
         case _:
             assert_never(outcome)
+
+
+def give_up(draft: Draft, slot: int, entry: PendingAction, action: Action, why: str, policy: Policy) -> None:
+    """An operator gives up an action whose resource can never bind again: clear it, or let looks do so once they show
+    that an earlier send of unknown fate had no effect.
+    """
+    if _must_prove(entry, action):
+        refused = Reason.IDENTITY_REFUSED
+        keep = replace(entry, rejected=why, not_before=None, last_reason=refused, last_error=why, absent=None)
+        _keep(draft, slot, action, keep, refused, why)
+        return
+    _refused(draft, slot, action, Reason.IDENTITY_REFUSED, why, policy)
+    _set_aside(draft, slot, action)
+
+
+def _set_aside(draft: Draft, slot: int, action: Action) -> None:
+    """Planning goes by records, and they would have the same asked at once: an operator says when to go on."""
+    worker = draft.workers.get(slot)
+    if worker is None:
+        return
+    draft.workers.put(slot, replace(worker, reason=Reason.IDENTITY_REFUSED))
+    draft.slots.put(slot, replace(draft.slot(slot), cordoned=True))
+    draft.event(f"slot:{slot}", "cordoned", reason=Reason.IDENTITY_REFUSED, key=action.idempotency_key)
 
 
 def _must_prove(entry: PendingAction, action: Action) -> bool:
@@ -288,7 +314,10 @@ def _keep(draft: Draft, slot: int, action: Action, entry: PendingAction, reason:
     )
 
 
-def _unpark(draft: Draft, slot: int, action: Action, reason: Reason, why: str | None = None) -> None:
+def unpark(
+    draft: Draft, slot: int, action: Action, reason: Reason, why: str | None = None, *, event: str = "action.settled"
+) -> None:
+    """Take the action out of the pending map, and say what became of it."""
     draft.pending.remove(slot)
     worker = draft.workers.get(slot)
     if worker is not None and worker.assignment == action.assignment:
@@ -296,23 +325,29 @@ def _unpark(draft: Draft, slot: int, action: Action, reason: Reason, why: str | 
         kept = tuple(key for key in worker.settled if key not in told)
         # Something was found out about it: what an earlier look did not show proves nothing together with a later one.
         draft.workers.put(slot, replace(worker, settled=kept, absent=None))
-    draft.event(f"slot:{slot}", "action.settled", action.type, reason=reason, key=action.idempotency_key, detail=why)
+    draft.event(f"slot:{slot}", event, action.type, reason=reason, key=action.idempotency_key, detail=why)
 
 
 def _refused(draft: Draft, slot: int, action: Action, reason: Reason, why: str, policy: Policy) -> None:
     """It had and will have no effect: unpark, say so, and let the planner try again under backoff, the slot's and the
     run's.
     """
-    _unpark(draft, slot, action, reason, why)
+    unpark(draft, slot, action, reason, why)
     backoff = policy.create if action.type is ActionType.CREATE else policy.send
     known = draft.slot(slot)
     wait = fold.delay(backoff, known.refusals + 1, action.idempotency_key)
     draft.slots.put(slot, replace(known, refusals=known.refusals + 1, not_before=draft.now + wait))
-    worker = draft.workers.get(slot)
-    if action.type is not ActionType.CREATE:
-        return
+    if action.type is ActionType.CREATE:
+        not_made(draft, action, reason, why, policy)
+
+
+def not_made(draft: Draft, action: Action, reason: Reason, why: str, policy: Policy) -> None:
+    """A create is over, and no record of a worker comes of it: its own goes, or is as it was before a resume, and the
+    run that it was made for waits.
+    """
+    worker = draft.workers.get(action.slot)
     if worker is not None and worker.state is WorkerState.CREATING:
-        move_worker(draft, slot, Trigger.CREATE_SETTLED, WorkerGiven(reason=reason))
+        move_worker(draft, action.slot, Trigger.CREATE_SETTLED, WorkerGiven(reason=reason))
     run = None if action.run is None else draft.runs.get(action.run)
     if run is not None and run.state is RunState.QUEUED:
         wait = fold.delay(policy.create, run.deferrals + 1, draft.document.lineage, run.id, run.deferrals)
@@ -324,7 +359,7 @@ def _apply(draft: Draft, action: Action, done: Done, policy: Policy) -> None:
     slot = action.slot
     known = draft.slots.get(slot)
     if known is not None and known.refusals:
-        draft.slots.put(slot, Slot(changed=known.changed, cordoned=known.cordoned))
+        draft.slots.put(slot, replace(known, refusals=0, not_before=None))
     worker = draft.workers.get(slot)
     match action.type:
         case ActionType.CREATE:
@@ -336,7 +371,8 @@ def _apply(draft: Draft, action: Action, done: Done, policy: Policy) -> None:
         case ActionType.DEALLOCATE if worker is not None:
             if done.worker is not None:
                 fold.fold_steps(draft, slot, done.worker, policy)
-            move_worker(draft, slot, Trigger.DEALLOCATE, _tags(action, worker.reason))
+            # What is stopped while it is assigned is kept: only a release ends an assignment.
+            move_worker(draft, slot, Trigger.DEALLOCATE, replace(_tags(action, worker.reason), proven=False))
         case ActionType.DELETE_COMPUTE if worker is not None:
             move_worker(draft, slot, Trigger.DELETE_COMPUTE, _tags(action, worker.reason))
         case ActionType.RESET if worker is not None:

@@ -13,23 +13,24 @@ lock is ever waited for; slot locks only try: so there is no deadlock, even when
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from controller.engine import outcomes
+from controller.engine import breaker, outcomes
+from controller.engine.age import is_expired
+from controller.engine.calls import await_none
 from controller.engine.queue import Context
 from controller.model.action import Action, CancelRequest, ExecuteRequest, action_of, mint, verify
 from controller.model.edit import Draft, Edit
-from controller.model.errors import Busy, ControllerError, DocumentFault, NotDurable, SlotBusy, SlotTaken, SlotUnproven
+from controller.model.errors import Busy, ControllerError, DocumentFault, NotDurable, SlotTaken
 from controller.model.inventory import Look
 from controller.model.policy import Policy
-from controller.model.process import Liveness, ProcessIdentity
+from controller.model.process import ProcessIdentity
 from controller.model.reason import Reason
-from controller.model.records import ActionType, Document, PendingAction, RunState, Worker
-from controller.provider.process import call_liveness, end_group
+from controller.model.records import ActionType, Document, PendingAction, Resource, RunState, Worker
 from controller.provider.protocol import Done, Outcome, Provider, Unknown
 from controller.store.protocol import Part, Scope, SlotHold
 
@@ -40,6 +41,7 @@ def park(
     worker: Worker,
     *,
     request: ExecuteRequest | CancelRequest | None = None,
+    resources: Mapping[str, Resource] | None = None,
     run: str | None = None,
     step: str | None = None,
     attempt: int | None = None,
@@ -48,8 +50,8 @@ def park(
 ) -> str:
     """Mint an action for *worker*, under a fresh serial, and park it in the draft; return its key.
 
-    It tells the worker which ends are folded. The commit makes it durable. Raises SlotTaken: the slot has a pending
-    action, and overwriting it would discard the duty to replay it.
+    It names the worker's resources, or those that are given, and tells it which ends are folded. The commit makes it
+    durable. Raises SlotTaken: the slot has a pending action, and overwriting it would discard the duty to replay it.
     """
     slot = worker.slot
     there = draft.pending.get(slot)
@@ -68,7 +70,7 @@ def park(
         epoch=draft.document.epoch,
         assignment=worker.assignment,
         generation=worker.generation,
-        resources=worker.resources,
+        resources=worker.resources if resources is None else resources,
         request=request,
         settled=worker.settled,
         run=run,
@@ -104,6 +106,7 @@ class Sent(Struct, frozen=True):
 
     `unsaved`: the provider's answer could not be made durable; the action is still parked and will be sent again.
     `settled` is whether the slot is free of this action now. `ended` are runs that ended in the commit that saved it.
+    `outcome` is what the provider answered; None: it was not asked. `counts`: that changes what is recorded of it.
     """
 
     slot: int
@@ -115,6 +118,8 @@ class Sent(Struct, frozen=True):
     unsaved: ControllerError | None = None
     run: str | None = None
     ended: tuple[Ended, ...] = ()
+    outcome: Outcome | None = None
+    counts: bool = False
 
 
 class Answer(Struct, frozen=True):
@@ -129,6 +134,10 @@ class Applied(Struct, frozen=True):
 
     part: Part
     sent: Sent
+
+
+Settle = Callable[[Draft, int, PendingAction, Action, Outcome | outcomes.Evidence, Policy], None]
+"""Folds an answer, or what a look proves, into a draft, as `outcomes.settle` does."""
 
 
 class Sender(Struct, frozen=True):
@@ -154,35 +163,50 @@ class Sender(Struct, frozen=True):
         it, trouble is in the answer.
         """
         with self.context.store.hold_slot(slot) as held:
-            self._await_no_provider(slot, held)
-            entry = self._reread(slot, key, parked)
-            if entry is None:
-                return Sent(slot, None, key, Reason.DONE, "already settled", settled=True)
-            action = verify(entry.action)
-            # What this process has just parked nobody has heard of: its key cannot be too old, whatever the clock says.
-            if entry is not parked and self.waits_for_proof(self.context.store.read().document, entry):
-                return Sent(
-                    slot, action.type, key, Reason.KEY_EXPIRED, "not sent again: looks settle it", settled=False
-                )
+            await_none(self.context, slot, held)
+            return self.ask(held, slot, key, parked=parked, began=began)
 
-            def register(identity: ProcessIdentity, deadline_at: int) -> None:
-                held.register(identity, deadline_at, key)
-                began()
+    def ask(
+        self,
+        held: SlotHold,
+        slot: int,
+        key: str,
+        *,
+        parked: PendingAction | None = None,
+        began: Callable[[], None] = lambda: None,
+        why: str = "",
+        settle: Settle | None = None,
+    ) -> Sent:
+        """`send`, for whoever holds the slot and found no provider process alive: the only path to a mutation.
 
-            if not self.provider.registers:
-                began()
-            held.check()
-            outcome = outcomes.checked(action, self.provider.mutate(action, entry.action, register))
-            if not (isinstance(outcome, Unknown) and outcome.process_lives):
-                # On a full disk the note stays, and whoever comes next finds that process gone: the answer goes first.
-                with suppress(NotDurable):
-                    held.clear()
-            answer = Answer(action, outcome)
-            sent = None if self.gather is None else self.gather(answer)
-            sent = self._apply(answer) if sent is None else sent
-            if sent.settled and sent.reason is not Reason.DONE:
-                self._note_trouble(action, sent.reason, sent.detail)
-            return sent
+        *why* it is sent again is told to history. *settle* folds the answer into a draft.
+        """
+        entry = self._reread(slot, key, parked, why)
+        if entry is None:
+            return Sent(slot, None, key, Reason.DONE, "already settled", settled=True)
+        action = verify(entry.action)
+        # What this process has just parked nobody has heard of: its key cannot be too old, whatever the clock says.
+        if entry is not parked and self.waits_for_proof(self.context.store.read().document, entry):
+            detail = "not sent again: looks settle it"
+            return Sent(slot, action.type, key, Reason.KEY_EXPIRED, detail, settled=False, run=action.run)
+
+        def register(identity: ProcessIdentity, deadline_at: int) -> None:
+            held.register(identity, deadline_at, key)
+            began()
+
+        if not self.provider.registers:
+            began()
+        held.check()
+        outcome = outcomes.checked(action, self.provider.mutate(action, entry.action, register))
+        if not (isinstance(outcome, Unknown) and outcome.process_lives):
+            # On a full disk the note stays, and whoever comes next finds that process gone: the answer goes first.
+            with suppress(NotDurable):
+                held.clear()
+        answer = Answer(action, outcome)
+        sent = None if self.gather is None else self.gather(answer)
+        sent = self._apply(answer, settle) if sent is None else sent
+        self._note(answer, sent, replayed=entry.sends > 1)
+        return sent
 
     def settle(self, slot: int, key: str, look: Look) -> Sent | None:
         """Settle a pending action by what *look* proves; None: nothing. Raises as `send` does before it sends."""
@@ -191,33 +215,39 @@ class Sender(Struct, frozen=True):
         if entry is None or self._evidence(document, slot, entry, look) is None:
             return None
         with self.context.store.hold_slot(slot) as held:
-            self._await_no_provider(slot, held)
-            with self.context.store.hold(self.context.lock_timeout) as hold:
-                loaded = hold.load()
-                found = loaded.document.pending_actions.get(slot)
-                if found is None or action_of(found).idempotency_key != key:
-                    return None
-                proof = self._evidence(loaded.document, slot, found, look)
-                if proof is None:
-                    return None
-                action = verify(found.action)
-                draft = self.context.draft(loaded.document)
-                outcomes.settle(draft, slot, found, action, proof, self.policy)
-                edit = draft.edit()
-                hold.commit(loaded, edit, scope=_scope(loaded.document, action))
+            await_none(self.context, slot, held)
+            return self.prove(slot, key, look)
+
+    def prove(self, slot: int, key: str, look: Look, *, settle: Settle | None = None) -> Sent | None:
+        """`settle`, for whoever holds the slot and found no provider process alive. Raises also what an apply raises:
+        then nothing has changed.
+        """
+        with self.context.store.hold(self.context.lock_timeout) as hold:
+            loaded = hold.load()
+            found = loaded.document.pending_actions.get(slot)
+            if found is None or action_of(found).idempotency_key != key:
+                return None
+            proof = self._evidence(loaded.document, slot, found, look)
+            if proof is None:
+                return None
+            action = verify(found.action)
+            draft = self.context.draft(loaded.document)
+            (settle or outcomes.settle)(draft, slot, found, action, proof, self.policy)
+            edit = draft.edit()
+            hold.commit(loaded, edit, scope=_scope(loaded.document, action))
         reason, detail = _told(action, proof)
         settled = slot not in draft.pending
         return Sent(slot, action.type, key, reason, detail, settled, run=action.run, ended=ended_in(edit))
 
     def waits_for_proof(self, document: Document, entry: PendingAction) -> bool:
         """No further send can help: only looks settle it, or an operator."""
-        return entry.rejected is not None or outcomes.is_expired(document, entry, self.context.clock.now_ms())
+        return entry.rejected is not None or is_expired(document, entry, self.context.clock.now_ms())
 
     def _evidence(self, document: Document, slot: int, entry: PendingAction, look: Look) -> outcomes.Evidence | None:
         now = self.context.clock.now_ms()
         return outcomes.evidence(document, slot, entry, action_of(entry), look, self.policy, now)
 
-    def _reread(self, slot: int, key: str, parked: PendingAction | None) -> PendingAction | None:
+    def _reread(self, slot: int, key: str, parked: PendingAction | None, why: str) -> PendingAction | None:
         """The entry to send, its send recorded durably; None: settled meanwhile.
 
         Whoever parked may skip the commit for its first send, while the entry is exactly as parked: that park counted
@@ -239,54 +269,20 @@ class Sender(Struct, frozen=True):
             absent = None if action_of(entry).type is ActionType.CREATE else entry.absent
             again = replace(entry, sends=entry.sends + 1, unsure=entry.unsure + 1, sent_at=draft.now, absent=absent)
             draft.pending.put(slot, again)
-            draft.event(f"slot:{slot}", "action.sent", key=key, detail=f"send {again.sends}")
+            draft.event(
+                f"slot:{slot}", "action.sent", key=key, detail="; ".join(filter(None, (f"send {again.sends}", why)))
+            )
             hold.commit(loaded, draft.edit(), scope=Scope(slot, None))
             return again
 
-    def _await_no_provider(self, slot: int, held: SlotHold) -> None:
-        """No provider process of an earlier call may live: calls for one slot never overlap.
-
-        One past its deadline is ended with its group, identity checked. Raises SlotBusy for one that lives on, and
-        SlotUnproven when nothing can tell.
-        """
-        note = self.context.store.slot_note(slot)
-        if not note.readable:
-            raise SlotUnproven(
-                f"slot {slot}: its lock file cannot be read, so nothing proves that no provider process lives",
-                where=note.where,
-                next="make sure that no provider program works for this slot, then empty that file",
-            )
-        if note.provider is None:
-            return
-        match call_liveness(note.provider):
-            case Liveness.GONE:
-                held.clear()
-            case Liveness.UNKNOWN:
-                raise SlotUnproven(
-                    f"slot {slot}: provider process {note.provider.pid} of another pid namespace may still live",
-                    where=f"slot {slot}, key {note.key[:12]}",
-                    next="run this where that process was started, such as in the same container",
-                )
-            case Liveness.ALIVE:
-                remaining = None if note.deadline is None else note.deadline - self.context.clock.monotonic()
-                late = remaining is not None and remaining < 0
-                if not (late and end_group(note.provider, self.context.clock)):
-                    left = "" if remaining is None else f", deadline in {max(0.0, remaining):.0f} s"
-                    raise SlotBusy(
-                        f"slot {slot}: its provider process still runs (pid {note.provider.pid}{left})",
-                        where=f"slot {slot}, key {note.key[:12]}",
-                        next="nothing is lost: run the command again later",
-                    )
-                held.clear()
-
-    def _apply(self, answer: Answer) -> Sent:
+    def _apply(self, answer: Answer, settle: Settle | None) -> Sent:
         """Fold the answer into a fresh load and unpark in that commit. What cannot be saved stays parked."""
         action, outcome = answer.action, answer.outcome
         slot, key, detail = action.slot, action.idempotency_key, outcomes.describe(action, outcome)
         try:
             with self.context.store.hold(self.context.lock_timeout) as hold:
                 loaded = hold.load()
-                applied = self.fold(loaded.document, answer)
+                applied = self.fold(loaded.document, answer, settle=settle)
                 if applied is None:
                     return Sent(slot, action.type, key, Reason.DONE, "already settled", settled=True)
                 after = hold.commit(loaded, applied.part.edit, scope=applied.part.scope)
@@ -294,13 +290,13 @@ class Sender(Struct, frozen=True):
                 return applied.sent
         except (Busy, NotDurable, DocumentFault) as trouble:
             reason = outcomes.reason_of(outcome)
-            return Sent(slot, action.type, key, reason, detail, False, trouble, action.run)
+            return Sent(slot, action.type, key, reason, detail, False, trouble, action.run, outcome=outcome)
         except Exception as error:  # noqa: BLE001 - whatever an apply raises, its slot stands alone and stays parked
             failure = error if isinstance(error, ControllerError) else unforeseen(error)
-            self._note_trouble(action, Reason.APPLY_FAILED, failure.what)
-            return Sent(slot, action.type, key, Reason.APPLY_FAILED, detail, False, failure, action.run)
+            failed = Reason.APPLY_FAILED
+            return Sent(slot, action.type, key, failed, detail, False, failure, action.run, outcome=outcome)
 
-    def fold(self, document: Document, answer: Answer) -> Applied | None:
+    def fold(self, document: Document, answer: Answer, *, settle: Settle | None = None) -> Applied | None:
         """What the answer makes of *document*, a fresh load; None: its slot does not hold this key any more."""
         action, outcome = answer.action, answer.outcome
         slot, key = action.slot, action.idempotency_key
@@ -308,30 +304,53 @@ class Sender(Struct, frozen=True):
         if entry is None or action_of(entry).idempotency_key != key:
             return None
         draft = self.context.draft(document)
-        outcomes.settle(draft, slot, entry, action, outcome, self.policy)
+        (settle or outcomes.settle)(draft, slot, entry, action, outcome, self.policy)
         edit = draft.edit()
-        reason, detail = outcomes.reason_of(outcome), outcomes.describe(action, outcome)
-        settled = slot not in draft.pending
-        sent = Sent(slot, action.type, key, reason, detail, settled, run=action.run, ended=ended_in(edit))
+        sent = Sent(
+            slot,
+            action.type,
+            key,
+            outcomes.reason_of(outcome),
+            outcomes.describe(action, outcome),
+            settled=slot not in draft.pending,
+            run=action.run,
+            ended=ended_in(edit),
+            outcome=outcome,
+            counts=breaker.counts(document, self.provider.kind, outcome, self.policy.breaker, draft.now),
+        )
         return Applied(Part(edit, _scope(document, action)), sent)
 
-    def _note_trouble(self, action: Action, reason: Reason, what: str) -> None:
-        """Record, in a commit of its own on a clean load, what an apply may not touch. Best effort: it is said anyway.
+    def _note(self, answer: Answer, sent: Sent, *, replayed: bool) -> None:
+        """Record, in a commit of its own on a clean load, what an apply may not touch: trouble, and how its provider
+        fares. Best effort: the trouble is said anyway, and an honest provider costs no commit.
 
         An action that could not be applied stays parked, whatever happens here.
         """
-        slot, key = action.slot, action.idempotency_key
+        action, outcome, slot = answer.action, answer.outcome, answer.action.slot
+        failure = sent.unsaved if sent.reason is Reason.APPLY_FAILED else None
+        if failure is None and (sent.unsaved is not None or not (sent.counts or _is_trouble(sent))):
+            return
         try:
             with self.context.store.hold(self.context.lock_timeout) as hold:
                 loaded = hold.load()
                 draft = self.context.draft(loaded.document)
                 entry = loaded.document.pending_actions.get(slot)
-                if entry is not None and action_of(entry).idempotency_key == key:
-                    outcomes.later(draft, slot, entry, action, reason, what, self.policy)
-                draft.trouble(reason, what, slot=slot, key=key)
-                hold.commit(loaded, draft.edit())
+                if failure is not None and entry is not None and action_of(entry).idempotency_key == sent.key:
+                    outcomes.later(draft, slot, entry, action, sent.reason, failure.what, self.policy)
+                if failure is not None or _is_trouble(sent):
+                    what = sent.detail if failure is None else failure.what
+                    draft.trouble(sent.reason, what, slot=slot, key=sent.key)
+                name = self.provider.kind
+                breaker.note(draft, name, outcome, self.policy.breaker, replayed=replayed)
+                edit = draft.edit()
+                if not edit.empty:
+                    hold.commit(loaded, edit)
         except ControllerError:
             return  # the answer already carries the first trouble, which is the one to act on
+
+
+def _is_trouble(sent: Sent) -> bool:
+    return sent.settled and sent.reason is not Reason.DONE
 
 
 def unforeseen(error: Exception) -> ControllerError:

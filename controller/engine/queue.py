@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from controller.clock import Clock
 from controller.engine.index import Index, Indexes
 from controller.engine.retention import prune
-from controller.engine.submission import Submission, Submitted, add_run, check, is_known, slots_naming
+from controller.engine.submission import Submission, Submitted, add_run, check, is_known, slots_naming, way_out
 from controller.model.edit import Draft, Edit
 from controller.model.errors import Conflict, NotFound, TransitionRefused
 from controller.model.policy import Policy
@@ -133,13 +133,14 @@ def withdraw(context: Context, run_id: str) -> None:
     with context.store.hold(context.lock_timeout) as hold:
         loaded = hold.load()
         run = live(loaded.document, run_id, "withdrawn")
-        slots = slots_naming(context.draft(loaded.document), run_id)
+        draft = context.draft(loaded.document)
+        slots = slots_naming(draft, run_id)
         if slots:
             names = ", ".join(f"slot {slot}" for slot in slots)
-            raise Conflict(f"run {run_id} is still named by {names}", where=names, next=f"controller cancel {run_id}")
+            then = way_out(draft, run, slots, context.rules)
+            raise Conflict(f"run {run_id} is still named by {names}", where=names, next=then)
         if run.state is not RunState.QUEUED or run.attempts > run.earlier_lives:
             raise _not_withdrawn(run)
-        draft = context.draft(loaded.document)
         move_run(draft, run_id, Trigger.CANCEL_OBSERVED, Given(reason=Reason.WITHDRAWN))
         context.commit(hold, loaded, draft)
 

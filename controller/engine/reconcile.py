@@ -14,15 +14,17 @@ from functools import reduce
 
 from msgspec.structs import replace
 
+from controller.engine.classify import classify
+from controller.engine.due import changed_slots
 from controller.engine.gather import Waiting
 from controller.engine.outcomes import MAX_RETRY_AFTER_MS
 from controller.engine.pending import Sender, Sent, unforeseen
-from controller.engine.planner import Ground, Plan, changed_slots, plan
+from controller.engine.planner import Ground, Plan, plan
 from controller.engine.report import Report
 from controller.engine.upkeep import tidy
 from controller.model.action import action_of
 from controller.model.edit import foreseen, joined
-from controller.model.errors import ControllerError, EditedOutside, ProviderFailed, SlotBusy, SlotUnproven
+from controller.model.errors import ControllerError, EditedOutside, ProviderFailed, SlotBusy, SlotRetained, SlotUnproven
 from controller.model.inventory import Look
 from controller.model.policy import Policy, still_waits
 from controller.model.reason import Reason
@@ -59,6 +61,8 @@ class Reconciler:
         self.stop = Stop() if stop is None else stop
         self.asking: dict[str, float] = {}
         """What the provider is being asked now, and since when on the clock's monotonic time: for whoever shows it."""
+        self.retained: frozenset[int] = frozenset()
+        """Slots that nothing may touch, by the last look that was planned with."""
         self._ttl_known = False
         self._guard = threading.Lock()
 
@@ -90,12 +94,14 @@ class Reconciler:
         # A provider that says at once, each time, that something may have changed must not be asked without end.
         clock.sleep(max(0.0, began + least - clock.monotonic()))
 
-    def preview(self) -> Plan:
-        """The plan that a first pass would act on. Changes nothing."""
+    def preview(self) -> tuple[Document, Look, Plan]:
+        """The plan that a first pass would act on, and what it stands on. Changes nothing."""
         look, failure = self.look()
-        if failure is not None:
-            raise failure
-        return plan(self.document(), look, self.ground, self._now(), command=self.sender.context.command)
+        if look is None:
+            raise failure or ProviderFailed("the provider did not say what there is")
+        document = self.document()
+        planned = plan(document, look, self.ground, self._now(), command=self.sender.context.command)
+        return document, look, planned
 
     def reconcile(self) -> Report:
         """Replay, pass until nothing changes, replay. Trouble with one slot is in the report and stops no other.
@@ -187,6 +193,7 @@ class Reconciler:
             return changed
         planned, document = self.park(look)
         report.add_plan(planned)
+        self.tell_retained(report, document, look, planned)
         sends = [(p.slot, p.key, document.pending_actions.get(p.slot)) for p in planned.parks]
         sent = self._send_all(report, sends)
         waited = self._wait_for_soon()
@@ -197,11 +204,27 @@ class Reconciler:
         """Say once what is wrong with looks: one that shows half says nothing about what it leaves out."""
         troubles = () if look is None else look.inventory.troubles
         report.stuck |= set() if look is None else set(look.inventory.unreadable)
-        if look is not None and not look.complete and not troubles:
-            troubles = ("the provider's listing is incomplete: nothing is concluded from what it does not show",)
+        if look is not None and not look.complete:
+            what = "the provider's listing is incomplete: nothing is concluded from what it does not show"
+            troubles = (what, *troubles)
         found = [ProviderFailed(what, next="controller status --live") for what in troubles]
         known = {error.what for error in report.errors}
         report.errors += [error for error in ([] if failure is None else [failure]) + found if error.what not in known]
+
+    def tell_retained(self, report: Report, document: Document, look: Look, planned: Plan) -> None:
+        """Say of every slot that nothing may touch what is the matter with it."""
+        if not planned.retained:
+            return
+        report.stuck |= planned.retained
+        for each in classify(document, look, 0):
+            # One that the provider cannot read is told by its troubles.
+            if each.slot in planned.retained and each.slot not in look.inventory.unreadable:
+                error = SlotRetained(
+                    f"slot {each.slot} is left alone: {each.why}",
+                    where=f"slot {each.slot}, {each.reason}",
+                    next=f"controller explain slot:{each.slot} --live",
+                )
+                self.failed(report, each.slot, error)
 
     def look(self) -> tuple[Look | None, ControllerError | None]:
         """Ask the provider what there is; None and why, if it did not answer."""
@@ -273,7 +296,14 @@ class Reconciler:
                 if changed is not None:
                     changed |= {end.slot for end in ends}
                 planned = plan(
-                    document, look, self.ground, self._now(), command=context.command, ends=ends, changed=changed
+                    document,
+                    look,
+                    self.ground,
+                    self._now(),
+                    command=context.command,
+                    ends=ends,
+                    changed=changed,
+                    retained=self.retained,
                 )
                 if parts or not planned.edit.empty:
                     document = hold.commit(loaded, planned.edit, parts=parts)
@@ -283,6 +313,7 @@ class Reconciler:
         finally:
             for each, sent in told:
                 each.settle(sent)
+        self.retained = planned.retained
         return planned, document
 
     def _applied(

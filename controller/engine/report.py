@@ -13,7 +13,12 @@ from controller.model.records import Document
 
 def helpless(document: Document, stuck: Collection[int]) -> frozenset[int]:
     """Slots that no send or look helps before an operator has settled them; *stuck* is what a report says of that."""
-    refused = {n for n, entry in document.pending_actions.items() if entry.last_reason is Reason.IDENTITY_REFUSED}
+    refused = {
+        number
+        for number, entry in document.pending_actions.items()
+        # One that an operator has given up is settled by looks.
+        if entry.last_reason is Reason.IDENTITY_REFUSED and entry.rejected is None
+    }
     return frozenset(refused.union(stuck))
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import chain, islice
 
 from controller.engine.index import Index
-from controller.model.action import action_of
+from controller.model.action import action_of, decode
 from controller.model.edit import Draft
 from controller.model.errors import BrokenAction
 from controller.model.policy import Policy
@@ -94,9 +94,12 @@ def _hands_over(draft: Draft, run: Run | Tombstone) -> bool:
 
 
 def _named(draft: Draft) -> frozenset[str]:
-    """Runs that a worker or a pending action names."""
+    """Runs that a worker or a pending action names, or a disowned one that may have done anything."""
     named = {run for _, worker in draft.workers.items() for run in (worker.run, worker.reserved) if run is not None}
     for entry in [entry for _, entry in draft.pending.items()]:
         with suppress(BrokenAction):  # nothing that is broken here can be applied, so it names nothing either
             named |= {run for run in (action_of(entry).run,) if run is not None}
+    for each in [each for _, each in draft.disowned.items() if each.proven is None]:
+        with suppress(BrokenAction):
+            named |= {run for run in (decode(each.action).run,) if run is not None}
     return frozenset(named)

@@ -185,6 +185,9 @@ class RunPath:
         return self.steps.get(name) or Step(name, ())
 
 
+_OWNED_OR_LOST: Final = ((False, False), (True, False), (False, True), (True, True))
+
+
 class WorkerPath:
     """Where the events of one slot lead its worker, as `RunPath` tells of runs."""
 
@@ -207,8 +210,11 @@ class WorkerPath:
             self.wrong += _gap(event, self.state, came)
         self._known = True
         # Which generation a slot's first known worker had is not told; where its create led tells.
-        resumed = self._generation > 1 or to is WorkerState.DEALLOCATED
-        folded = apply_worker([(trigger, WorkerGuards(resumed=resumed, reason=event.reason))], came)
+        resumed = self._generation > 1 or to in (WorkerState.DEALLOCATED, WorkerState.LOST)
+        # Nor is whether it was assigned, or lost before it was resumed: one of the four has to lead where it went.
+        ways = (WorkerGuards(owned=o, resumed=resumed, was_lost=w, reason=event.reason) for o, w in _OWNED_OR_LOST)
+        tried = [apply_worker([(trigger, guards)], came) for guards in ways]
+        folded = next((each for each in tried if each.refused is None and each.state is to), tried[0])
         self.wrong += _judged(event, folded, to)
         self.state = to
         for effect in folded.effects:

@@ -15,6 +15,8 @@ from controller.engine.browse import holders, waits_for
 from controller.engine.discovery import is_paused
 from controller.engine.index import LAYERS, order
 from controller.engine.leases import remaining_ms
+from controller.engine.status import Flight
+from controller.model.policy import Policy
 from controller.model.reason import EXPLAINED, Reason
 from controller.model.records import Document, Event, Lease, Queue, Run, RunState, Tombstone
 from controller.model.views import View, advice, view_of, waits_since
@@ -45,7 +47,8 @@ class Surroundings(Struct, frozen=True):
     """What is told besides the document: the subject's history, the last refusals, and slot lock notes by slot.
 
     `now` is UTC ms; `mono_ms` is on the monotonic clock of the boot `boot_id` ("": leases are not told of). `paused` is
-    the event by which the run's queue was paused.
+    the event by which the run's queue was paused. `flights` are what works on pending actions, by slot; `policy` and
+    `provider` what is configured.
     """
 
     events: Sequence[Event]
@@ -57,6 +60,9 @@ class Surroundings(Struct, frozen=True):
     mono_ms: int = 0
     boot_id: str = ""
     paused: Event | None = None
+    flights: Mapping[int, Flight] = {}
+    policy: Policy = Policy()
+    provider: str = ""
 
     def is_over(self, lease: Lease) -> bool:
         """Whether the lease is over, as far as the caller can know."""

@@ -6,14 +6,31 @@ Not promised: that anything counted here is still so when the answer is read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from controller.model.action import action_of, key_of
+from controller.engine.age import is_expired
+from controller.engine.identity import identity_of, overtakes
+from controller.engine.lifecycle import waits_for
+from controller.model.action import action_of, decode, key_of
 from controller.model.errors import BrokenAction
+from controller.model.health import BreakerState, breaker_state, retry_at
+from controller.model.policy import Breaker, Policy
 from controller.model.process import Liveness
-from controller.model.records import SENTINEL, PendingAction, Run, RunState, Trouble, WorkerState
+from controller.model.reason import Reason
+from controller.model.records import (
+    SENTINEL,
+    Disowned,
+    Document,
+    PendingAction,
+    Proven,
+    Resource,
+    Run,
+    RunState,
+    Trouble,
+    WorkerState,
+)
 from controller.model.views import View, view_of, waits_since
 from controller.provider.process import call_liveness, liveness
 from controller.store.protocol import SlotNote, Snapshot, Store
@@ -36,7 +53,9 @@ class Flight(Struct, frozen=True):
 
 
 class PendingMutation(Struct, frozen=True):
-    """One parked action. `key_derives` False: its bytes were touched, so it never replays."""
+    """One parked action. `key_derives` False: its bytes were touched, so it never replays. `key_expired`: it is too old
+    to be sent again, so looks settle it, or an operator.
+    """
 
     slot: int
     type: str
@@ -51,6 +70,74 @@ class PendingMutation(Struct, frozen=True):
     last_reason: str | None
     in_flight: bool
     flight: Flight | None
+    key_expired: bool = False
+
+
+class Cordoned(Struct, frozen=True):
+    """A slot that takes nothing new; if `draining`, its worker is taken down as well."""
+
+    slot: int
+    draining: bool
+
+
+class Unreleased(Struct, frozen=True):
+    """A worker that is kept for a run it does not hold any more. `until_at`: it is stopped then if it stays idle."""
+
+    slot: int
+    run: str
+    state: WorkerState
+    since_at: int
+    reason: Reason
+    until_at: int | None
+
+
+class Unrecorded(Struct, frozen=True):
+    """What the last complete look showed of ours that no record knows. `identity` is what `adopt` is told.
+
+    `beside`: the slot has a record as well, so that the thing can neither be adopted nor deleted from here. Later
+    compute of a stopped worker on record is not beside it: `delete-unrecorded` takes that down. `more`, on the last of
+    a slot: how many others there were.
+    """
+
+    slot: int
+    assignment: str
+    generation: int
+    id: str
+    state: str
+    seen_at: int
+    running: int
+    resources: Mapping[str, Resource]
+    identity: str
+    beside: bool
+    more: int = 0
+
+
+class DisownedAction(Struct, frozen=True):
+    """An action that can never apply. `proven` None: what it did is not known, so its slot takes nothing new."""
+
+    slot: int | None
+    type: str
+    idempotency_key: str
+    key_derives: bool
+    run: str | None
+    reason: Reason
+    detail: str
+    by: str
+    disowned_at: int
+    sent_at: int | None
+    proven: Proven | None
+    proven_at: int | None
+
+
+class OpenBreaker(Struct, frozen=True):
+    """A provider that nothing new is asked of. `retry_at`: when one action is tried; with the next, if that is past."""
+
+    provider: str
+    state: BreakerState
+    failures: int
+    why: str
+    opened_at: int | None
+    retry_at: int | None
 
 
 class Integrity(Struct, frozen=True):
@@ -90,6 +177,12 @@ class Status(Struct, frozen=True):
     refusals: tuple[Mapping[str, object], ...]
     integrity: Integrity
     now_at: int
+    cordoned: tuple[Cordoned, ...] = ()
+    unreleased: tuple[Unreleased, ...] = ()
+    unrecorded: tuple[Unrecorded, ...] = ()
+    disowned_actions: tuple[DisownedAction, ...] = ()
+    breakers: tuple[OpenBreaker, ...] = ()
+    paused_queues: tuple[str, ...] = ()
 
 
 def build(
@@ -99,8 +192,9 @@ def build(
     flights: Mapping[int, Flight],
     refusals: Sequence[Mapping[str, object]],
     now: int,
+    policy: Policy,
 ) -> Status:
-    """The status of *snapshot*. *slots* is what is configured; *flights* come from `flights_of`."""
+    """The status of *snapshot*. *slots* and *policy* are what is configured; *flights* come from `flights_of`."""
     document = snapshot.document
     states = Counter(run.state for run in document.runs.values())
     states.update(stone.state for stone in document.finished.values())
@@ -119,7 +213,8 @@ def build(
         runs_by_state={state.value: states[state] for state in RunState},
         workers={state.value: workers[state] for state in WorkerState},
         pending_mutations=tuple(
-            pending_mutation(slot, entry, flights.get(slot)) for slot, entry in sorted(document.pending_actions.items())
+            pending_mutation(document, slot, entry, flights.get(slot), now)
+            for slot, entry in sorted(document.pending_actions.items())
         ),
         disowned=len(document.disowned),
         oldest_waiting_at=waiting,
@@ -128,7 +223,77 @@ def build(
         refusals=tuple(refusals),
         integrity=integrity_of(snapshot),
         now_at=now,
+        cordoned=tuple(Cordoned(n, each.draining) for n, each in sorted(document.slots.items()) if each.cordoned),
+        unreleased=tuple(_unreleased(document, policy, now)),
+        unrecorded=tuple(_unrecorded(document)),
+        disowned_actions=tuple(_disowned(key, each) for key, each in document.disowned.items()),
+        breakers=tuple(_breakers(document, policy.breaker, now)),
+        paused_queues=tuple(sorted(name for name, queue in document.queues.items() if queue.paused)),
     )
+
+
+def _unreleased(document: Document, policy: Policy, now: int) -> Iterator[Unreleased]:
+    for slot, worker in sorted(document.workers.items()):
+        wait = None if worker.run is None else waits_for(document, worker, policy, now)
+        if wait is None or worker.run is None:
+            continue
+        run = document.runs.get(worker.run) or document.finished.get(worker.run)
+        ended = None if run is None else run.finished_at
+        since = worker.changed_at if ended is None else ended
+        yield Unreleased(slot, worker.run, worker.state, since, wait.reason, wait.until)
+
+
+def _unrecorded(document: Document) -> Iterator[Unrecorded]:
+    for slot, known in sorted(document.slots.items()):
+        for left, each in enumerate(known.unrecorded, 1 - len(known.unrecorded)):
+            yield Unrecorded(
+                slot=slot,
+                assignment=each.assignment,
+                generation=each.generation,
+                id=each.id,
+                state=each.state,
+                seen_at=each.at,
+                running=each.running,
+                resources=each.resources,
+                identity=identity_of(slot, each.assignment, each.generation, each.id, each.resources),
+                beside=_is_beside(document, slot, each.assignment, each.generation),
+                more=0 if left else known.unrecorded_more,
+            )
+
+
+def _is_beside(document: Document, slot: int, assignment: str, generation: int) -> bool:
+    worker = document.workers.get(slot)
+    known = worker is not None and not overtakes(worker, assignment, generation)
+    return known or slot in document.pending_actions
+
+
+def _disowned(key: str, each: Disowned) -> DisownedAction:
+    """One disowned action. Never raises, whatever its bytes are."""
+    try:
+        action, derives = decode(each.action), key_of(each.action) == key
+    except BrokenAction:
+        action, derives = None, False
+    return DisownedAction(
+        slot=None if action is None else action.slot,
+        type="unreadable" if action is None else action.type.value,
+        idempotency_key=key,
+        key_derives=derives,
+        run=None if action is None else action.run,
+        reason=each.reason,
+        detail=each.detail,
+        by=each.by,
+        disowned_at=each.at,
+        sent_at=each.sent_at,
+        proven=each.proven,
+        proven_at=each.proven_at,
+    )
+
+
+def _breakers(document: Document, breaker: Breaker, now: int) -> Iterator[OpenBreaker]:
+    for name, known in sorted(document.providers.items()):
+        state = breaker_state(known, breaker, now)
+        if state is not BreakerState.CLOSED:
+            yield OpenBreaker(name, state, known.failures, known.why, known.opened_at, retry_at(known, breaker))
 
 
 def integrity_of(snapshot: Snapshot) -> Integrity:
@@ -169,7 +334,9 @@ def _flight(note: SlotNote) -> Flight | None:
     return None
 
 
-def pending_mutation(slot: int, entry: PendingAction, flight: Flight | None) -> PendingMutation:
+def pending_mutation(
+    document: Document, slot: int, entry: PendingAction, flight: Flight | None, now: int
+) -> PendingMutation:
     """One parked action, as status and `show slot:N` tell it. Never raises, whatever its bytes are."""
     try:
         action = action_of(entry)
@@ -192,6 +359,7 @@ def pending_mutation(slot: int, entry: PendingAction, flight: Flight | None) -> 
         last_reason=None if entry.last_reason is None else entry.last_reason.value,
         in_flight=flight is not None,
         flight=flight,
+        key_expired=is_expired(document, entry, now),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from itertools import groupby
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +19,8 @@ from controller.model.reason import EXPLAINED, Reason
 from controller.model.records import Event, Run, RunState, StepState, Tombstone, Worker, WorkerState
 from controller.model.transition import Trigger
 
+_BEGINNINGS: Final = frozenset({Trigger.PARK_CREATE.value, Trigger.ADOPT.value, Trigger.CONDEMN.value})
+"""Events by which a slot gets a worker."""
 FIRST, LAST = 2, 8
 """How many sentences at both ends of a long story are told."""
 MANY = 3
@@ -74,8 +77,7 @@ def tell_run(record: Run | Tombstone, events: Sequence[Event]) -> Story:
 
 def tell_slot(worker: Worker | None, slot: int, events: Sequence[Event]) -> Story:
     """The story of the last worker of a slot, from *events* as for `tell_run`."""
-    created = Trigger.PARK_CREATE.value
-    start = next((n for n in reversed(range(len(events))) if events[n].event == created), None)
+    start = next((n for n in reversed(range(len(events))) if events[n].event in _BEGINNINGS), None)
     events = events[start or 0 :]
     path, teller = WorkerPath(whole=start is not None), _Teller()
     moved = False
@@ -298,14 +300,39 @@ _OF_WORKER = {
     Trigger.RESET.value: "Its data was removed; the slot is free",
     Trigger.RESUME.value: "It is started again",
     Trigger.SEEN_GONE.value: "It was lost",
+    Trigger.ADOPT.value: "A worker that no record knew was adopted",
+    Trigger.CONDEMN.value: "A worker that no record knew is to be removed",
+    Trigger.FORGET.value: "Its record was given up; the slot has no worker",
 }
+_SEEN: Final = {
+    "seen_absent": "A look did not show it",
+    "seen_again": "A look showed it again",
+    "seen_idle": "Looks show it idle",
+    "seen_busy": "Looks show it idle no more",
+    "seen_dark": "A look found its compute off",
+    "ends_forgotten": "Its data is gone too: no end of a step will come any more",
+    "unrecorded_seen": "Something that no record knows was seen",
+    "unrecorded_settled": "Nothing is seen any more that no record knows",
+    "cordoned": "The slot was cordoned",
+    "slot_draining": "The slot is drained",
+    "uncordoned": "The slot was taken into service again",
+    "provider_gone": "Somebody said that the provider's process is gone",
+    "abandoned": "Its action was abandoned",
+    "action.disowned": "An action was disowned",
+    "disowned_unseen": "A look showed nothing of what was disowned",
+    "disowned_seen_again": "A look showed it again",
+    "disowned_proven": "What the disowned action did is proven",
+}
+"""What else is told of a slot."""
 
 
 def _tell_of_worker(teller: _Teller, event: Event) -> None:
     reason = "" if event.reason is None else f": {EXPLAINED[event.reason].text}"
     detail = f" ({event.detail})" if event.detail else ""
     if event.event in _OF_WORKER:
-        teller.alone(event, f"{_OF_WORKER[event.event]}{reason}.")
+        teller.alone(event, f"{_OF_WORKER[event.event]}{reason}{detail}.")
+    elif event.event in _SEEN:
+        teller.alone(event, f"{_SEEN[event.event]}{detail}.")
     elif event.event == "action.kept":
         teller.alone(event, f"The provider was asked ({event.from_}){reason}{detail}.")
     elif event.event == "action.settled" and event.reason is not Reason.DONE:

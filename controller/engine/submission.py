@@ -12,13 +12,13 @@ from typing import Final
 from msgspec import UNSET, Raw, Struct, UnsetType, to_builtins
 from msgspec.structs import replace
 
-from controller.model.action import action_of, digest
+from controller.model.action import action_of, decode, digest
 from controller.model.edit import Draft
 from controller.model.errors import Conflict, UsageFault
 from controller.model.graph import Misfit, misfit
-from controller.model.policy import DEFAULT_QUEUE, FLEET_QUEUE, Policy
+from controller.model.policy import DEFAULT_QUEUE, FLEET_QUEUE, Policy, Release
 from controller.model.reason import Reason
-from controller.model.records import ID_GRAMMAR, Priority, Run, RunState, Step, Tombstone, is_id
+from controller.model.records import ID_GRAMMAR, TERMINAL, Priority, Run, RunState, Step, Tombstone, is_id
 
 MOST_PAYLOAD: Final = 1 << 20
 """Bytes of a payload, a result or a progress."""
@@ -134,7 +134,7 @@ def add_run(draft: Draft, submission: Submission, policy: Policy = _DEFAULTS, *,
         if earlier is not None:
             return Submitted(earlier, created=False)
     if known is not None:
-        _make_way(draft, known, submission)
+        _make_way(draft, known, submission, policy)
     run_id = submission.id or _fresh_id(draft)
     token = max(token, _token_of(draft.finished.get(run_id)))
     rules = policy.of_queue(submission.goes_to)
@@ -181,7 +181,7 @@ def _token_of(stone: Tombstone | None) -> int:
     return 0 if stone is None else stone.token
 
 
-def _make_way(draft: Draft, known: Run | Tombstone, submission: Submission) -> None:
+def _make_way(draft: Draft, known: Run | Tombstone, submission: Submission, policy: Policy) -> None:
     """Take a run of the same id and other content away if that is wanted and nothing holds it. Raises Conflict."""
     from controller.model.perform import discard
 
@@ -191,8 +191,9 @@ def _make_way(draft: Draft, known: Run | Tombstone, submission: Submission) -> N
             where=f"run {known.id}, {known.state}",
             next=f"choose another --id, or see `controller show {known.id}`",
         )
+    # One that has ended too: a worker that is not released from it would be taken for the new one's.
+    refuse_held(draft, known, "replaced", policy)
     if isinstance(known, Run):
-        refuse_held(draft, known, "replaced")
         discard(draft, known.id, Reason.REPLACED)
 
 
@@ -238,17 +239,35 @@ def _fresh_id(draft: Draft) -> str:
 
 
 def slots_naming(draft: Draft, run_id: str) -> tuple[int, ...]:
-    """Every slot whose worker or pending action names the run."""
+    """Every slot whose worker or pending action names the run, or a disowned action that may have done anything."""
     named = {n for n, worker in draft.workers.items() if run_id in (worker.run, worker.reserved)}
     named |= {n for n, pending in draft.pending.items() if action_of(pending).run == run_id}
+    disowned = (decode(each.action) for _, each in draft.disowned.items() if each.proven is None)
+    named |= {action.slot for action in disowned if action.run == run_id}
     return tuple(sorted(named))
 
 
-def refuse_held(draft: Draft, run: Run, verb: str) -> None:
+def refuse_held(draft: Draft, run: Run | Tombstone, verb: str, policy: Policy = _DEFAULTS) -> None:
     """Raise Conflict while a worker holds *run*, or anything of a slot names it."""
     slots = slots_naming(draft, run.id)
     if slots:
         names = ", ".join(f"slot {slot}" for slot in slots)
         raise Conflict(
-            f"run {run.id} cannot be {verb}: it is named by {names}", where=names, next=f"controller cancel {run.id}"
+            f"run {run.id} cannot be {verb}: it is named by {names}",
+            where=names,
+            next=way_out(draft, run, slots, policy),
         )
+
+
+def way_out(draft: Draft, run: Run | Tombstone, slots: tuple[int, ...], policy: Policy) -> str:
+    """What to do first so that no slot names the run any more: a cancel does nothing for one that has ended."""
+    if run.state not in TERMINAL:
+        return f"controller cancel {run.id}"
+    kept = [n for n in slots if n not in draft.pending and (worker := draft.workers.get(n)) and worker.run == run.id]
+    if not kept:
+        return f"controller reconcile --apply; `controller explain slot:{slots[0]}` says what it waits for"
+    which = f"{run.id} --slot {kept[0]}"
+    if policy.release is Release.AUTO:
+        return f"controller release {which} --reason WHY --confirm-release"
+    surrender = f"controller surrender {which} --reason WHY --confirm-surrender"
+    return f"controller release {which} --template; if no proof can be made any more: {surrender}"

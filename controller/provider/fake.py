@@ -3,9 +3,12 @@
 Not promised: any likeness in timing; it never waits, but for ends that are to be pushed. Nothing here touches a
 process or a file.
 
-Left alone it is an honest provider: it honours keys, fences by assignment, generation and token, and repeats step ends
-until they are settled. `script` makes the next calls of one type (and slot) go wrong in one chosen way each; `calls`
-tells what was asked, `done` which keys took effect, `workers` what is true.
+Left alone it is an honest provider: it honours keys, fences by assignment, generation, token and the resources that an
+action names, and repeats step ends until they are settled. A worker is a `vm`, which computes and is another one in
+each generation, and a `disk`, which stays until it is reset. What is gone is not listed.
+
+`script` makes the next calls of one type (and slot) go wrong in one chosen way each; `calls` tells what was asked,
+`done` which keys took effect, `workers` what is true.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from controller.model.records import ActionType, Resource
 from controller.provider.protocol import (
     Description,
     Done,
+    IdentityRefused,
     News,
     Outcome,
     Pending,
@@ -88,12 +92,22 @@ class Call(Struct, frozen=True):
 
 
 class FakeWorker(Struct):
-    """What is true of one worker. `compute` false: removed, data left."""
+    """What is true of one worker. Its resources are those that exist: one without a `vm` is data alone."""
 
     seen: SeenWorker
     steps: dict[str, SeenStep]
     tokens: dict[str, int]
-    compute: bool = True
+
+    def become(self, state: Seen, *, compute: bool = True) -> None:
+        """In *state*, without its `vm` unless *compute*."""
+        kept = {name: each for name, each in self.seen.resources.items() if compute or name != VM}
+        self.seen = structs.replace(self.seen, state=state, resources=kept)
+
+
+VM: Final = "vm"
+"""The resource that computes."""
+DISK: Final = "disk"
+"""The resource that is data."""
 
 
 class FakeProvider:
@@ -179,20 +193,28 @@ class FakeProvider:
         self._news.notify_all()
 
     def lose(self, slot: int) -> None:
-        """The worker of *slot* dies: it is listed as gone, its running steps have an end that nobody knows."""
+        """The compute of *slot* dies: it is listed as gone, its running steps have an end that nobody knows."""
         with self._lock:
             worker = self.workers[slot]
-            worker.seen = structs.replace(worker.seen, state=Seen.GONE)
+            worker.become(Seen.GONE, compute=False)
             for key, step in worker.steps.items():
                 if step.state is StepSeen.RUNNING:
                     worker.steps[key] = SeenStep(key, StepSeen.EXITED)
             self._change()
 
     def vanish(self, slot: int) -> None:
-        """The worker of *slot* is not there any more, and not listed."""
+        """The worker of *slot* is not there any more, its disk included, and not listed."""
         with self._lock:
             del self.workers[slot]
             self._change()
+
+    def switch(self, slot: int, *, on: bool) -> None:
+        """Somebody switches the compute of *slot* on or off at the provider, past whoever asks here."""
+        with self._lock:
+            worker = self.workers[slot]
+            if VM in worker.seen.resources:
+                worker.become(Seen.READY if on else Seen.DARK)
+                self._change()
 
     def truth(self) -> Inventory:
         with self._lock:
@@ -289,13 +311,15 @@ class FakeProvider:
         worker = self.workers.get(action.slot)
         same = worker is not None and worker.seen.assignment == action.assignment
         if action.type is ActionType.CREATE:
-            return self._create(action, worker if same else None, taken=worker is not None and not same)
+            return self._create(action, worker)
         if worker is None or not same:
             if action.type is ActionType.EXECUTE:
                 return Rejected("that worker is not there")
             return Done(reason="that worker is not there")
         if worker.seen.generation != action.generation:
             return Rejected(f"that worker is at generation {worker.seen.generation}")
+        if (other := _other_resource(action, worker.seen)) is not None:
+            return other
         run, token = action.run or "", action.token or 0
         if action.type in _FENCED and None in (action.run, action.step, action.attempt, action.token):
             return Rejected(f"{action.type} names no run, step, attempt and token")
@@ -307,20 +331,31 @@ class FakeProvider:
             worker.steps.pop(settled, None)
         return self._perform(action, worker)
 
-    def _create(self, action: Action, worker: FakeWorker | None, *, taken: bool) -> Outcome:
-        if taken:
-            return Rejected(f"the slot holds {self.workers[action.slot].seen.assignment}")
-        if worker is not None and worker.seen.generation > action.generation:
-            return Rejected(f"that worker is at generation {worker.seen.generation}")
-        id = f"fake-{action.slot}-{action.assignment}"  # noqa: A001 - the wire's word
+    def _create(self, action: Action, worker: FakeWorker | None) -> Outcome:
+        """A new worker, or a new vm for the disk of one whose vm is off or gone."""
+        named, key = action.resources.get(DISK), action.idempotency_key[:8]
+        name = f"{action.slot}-{action.assignment}"
+        disk = Resource(f"disk-{name}", key)
+        if worker is None and named is not None:
+            return Rejected(f"{named.id} is not there")
+        if worker is not None:
+            if worker.seen.assignment != action.assignment:
+                return Rejected(f"the slot holds {worker.seen.assignment}")
+            if worker.seen.generation >= action.generation:
+                return Rejected(f"that worker is at generation {worker.seen.generation}")
+            if worker.seen.state in {Seen.CREATING, Seen.READY}:
+                return Rejected(f"that worker is {worker.seen.state.value}: it is not switched off")
+            disk = worker.seen.resources[DISK]
+            if named not in (None, disk):
+                return IdentityRefused(f"the recorded {named} is not {disk}")
         seen = SeenWorker(
             action.slot,
             action.lineage,
             action.assignment,
             action.generation,
-            id,
+            f"fake-{name}",
             Seen.READY,
-            {"vm": Resource(id, action.idempotency_key[:8])},
+            {VM: Resource(f"vm-{name}-{action.generation}", key), DISK: disk},
         )
         self.workers[action.slot] = FakeWorker(seen, worker.steps if worker else {}, worker.tokens if worker else {})
         return Done(seen)
@@ -345,10 +380,8 @@ class FakeProvider:
                 return Done(step=worker.steps[target])
         for step in worker.steps:
             self._kill(worker, step, 9)
-        if worker.seen.state is not Seen.GONE:
-            worker.seen = structs.replace(worker.seen, state=Seen.DARK)
-        if action.type is ActionType.DELETE_COMPUTE:
-            worker.compute = False
+        state = Seen.GONE if worker.seen.state is Seen.GONE else Seen.DARK
+        worker.become(state, compute=action.type is ActionType.DEALLOCATE)
         if action.type is ActionType.RESET:
             del self.workers[action.slot]
         return Done()
@@ -356,6 +389,16 @@ class FakeProvider:
     def _kill(self, worker: FakeWorker, key: str, signal: int) -> None:
         if worker.steps[key].state is StepSeen.RUNNING:
             worker.steps[key] = SeenStep(key, StepSeen.EXITED, signal=signal)
+
+
+def _other_resource(action: Action, seen: SeenWorker) -> IdentityRefused | None:
+    """The refusal of an action that names something else than what is there. What is not there any more is no
+    obstacle: deleting it is done.
+    """
+    for name, resource in action.resources.items():
+        if seen.resources.get(name, resource) != resource:
+            return IdentityRefused(f"the recorded {name} {resource.id} ({resource.immutable_id}) is not this worker's")
+    return None
 
 
 _FENCED: Final = frozenset({ActionType.EXECUTE, ActionType.CANCEL})

@@ -19,7 +19,7 @@ from msgspec import Meta, Raw, Struct, field
 
 from controller.model.action import Action, CancelRequest
 from controller.model.inventory import Inventory, Seen, SeenStep, SeenWorker, StepSeen
-from controller.model.records import MAX_SLOTS, ActionType, Resource
+from controller.model.records import MAX_SLOTS, ActionType, Resource, is_visible
 from controller.model.strict import StrictError, strict_loads
 from controller.provider.protocol import Description, Done, IdentityRefused, Outcome, Pending, Rejected
 
@@ -33,6 +33,9 @@ MAX_NAME: Final = 1_024
 """Characters of an id that goes into the document. An id is exact, so a longer one is refused and not cut."""
 MAX_RESOURCES: Final = 64
 _REASON: Final = 500
+_TROUBLE: Final = 200
+_TROUBLES: Final = 8
+"""How many troubles of one look are told in full."""
 
 T = TypeVar("T")
 
@@ -93,21 +96,47 @@ def parse_outcome(data: bytes, action: Action) -> Outcome:
 
 
 def parse_inventory(data: bytes, lineage: str) -> Inventory:
-    """The look that *data* gives, without the workers of other lineages. Raises BadReply."""
+    """The look that *data* gives. Raises BadReply.
+
+    Workers of other lineages are passed on where they can be read, since one may bear what is recorded here. An entry
+    that may be ours and cannot be used makes its slot unreadable; where no slot can be told, the look is incomplete.
+    """
     reply = _convert(_load(data, "inventory"), _Inventory)
-    workers = []
+    workers, unreadable, troubles = [], set(), []
     listed: set[tuple[int, str]] = set()
+    complete = reply.complete
     for n, entry in enumerate(reply.workers):
-        where = f"workers[{n}]"
-        # A whole account may be listed: what others' entries hold is not ours to judge, only whose they are.
-        if _convert(entry, _Owner, where).lineage != lineage:
-            continue
-        worker = _seen(_convert(entry, _Worker, where), where)
-        if (worker.slot, worker.assignment) in listed:
-            raise BadReply(f"{where}: slot {worker.slot}, assignment {excerpt(worker.assignment, 64)} is listed twice")
-        listed.add((worker.slot, worker.assignment))
-        workers.append(worker)
-    return Inventory(reply.complete, tuple(workers))
+        ours = not _is_anothers(entry, lineage)
+        try:
+            worker = _seen(_convert(entry, _Worker, f"workers[{n}]"), f"workers[{n}]")
+            workers.append(worker)
+            if ours and (worker.slot, worker.assignment) in listed:
+                raise BadReply(f"workers[{n}]: assignment {excerpt(worker.assignment, 64)} is listed twice")
+        except BadReply as error:
+            if not ours:
+                continue  # a whole account may be listed: what others' entries hold is not ours to judge
+            slot = _slot_of(entry)
+            complete = complete and slot is not None
+            unreadable |= set() if slot is None else {slot}
+            subject = "a slot that nobody can tell" if slot is None else f"slot {slot}"
+            troubles.append(f"{subject} cannot be read: {excerpt(str(error), _TROUBLE)}")
+        else:
+            listed |= {(worker.slot, worker.assignment)} if ours else set()
+    if len(troubles) > _TROUBLES:
+        troubles[_TROUBLES:] = [f"and {len(troubles) - _TROUBLES} more entries that cannot be read"]
+    return Inventory(complete, tuple(workers), tuple(sorted(unreadable)), tuple(troubles))
+
+
+def _is_anothers(entry: object, lineage: str) -> bool:
+    """Whether an entry says that it belongs to somebody else. One that says nothing may be ours."""
+    told = entry.get("lineage") if isinstance(entry, dict) else None
+    return isinstance(told, str) and told != lineage
+
+
+def _slot_of(entry: object) -> int | None:
+    """The slot that an entry names, though nothing else of it may be of use."""
+    slot = entry.get("slot") if isinstance(entry, dict) else None
+    return slot if type(slot) is int and 1 <= slot <= MAX_SLOTS else None
 
 
 def parse_description(data: bytes) -> Description:
@@ -120,10 +149,6 @@ def parse_description(data: bytes) -> Description:
 
 def parse_wait(data: bytes) -> bool:
     return _convert(_load(data, "wait"), _Wait).changed
-
-
-class _Owner(Struct):
-    lineage: str
 
 
 MAX_EXIT_CODE: Final = (1 << 32) - 1
@@ -252,9 +277,13 @@ def _seen(entry: _Worker, where: str) -> SeenWorker:
         raise BadReply(f"{where}: generation {entry.generation} is below 0")
     if len(entry.resources) > MAX_RESOURCES:
         raise BadReply(f"{where}: cannot be stored: more than {MAX_RESOURCES} resources")
+    if len(entry.assignment) > MAX_NAME or len(entry.lineage) > MAX_NAME:
+        raise BadReply(f"{where}: cannot be stored: a tag of more than {MAX_NAME} characters")
     names = [entry.id, *entry.resources]
     for resource in entry.resources.values():
-        names += [resource.id, resource.immutable_id]
+        names += [resource.id, *([resource.immutable_id] if resource.immutable_id else [])]
+    if not all(is_visible(name) for name in names):
+        raise BadReply(f"{where}: an id or the name of a resource is empty")
     if any(len(name) > MAX_NAME for name in names):
         raise BadReply(f"{where}: cannot be stored: an id of more than {MAX_NAME} characters")
     steps = tuple(_seen_step(step, f"{where}.steps[{n}]") for n, step in enumerate(entry.steps))

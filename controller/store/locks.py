@@ -225,7 +225,7 @@ class _SlotHold:
         self.write(structs.replace(self.note, provider=identity, deadline_at=deadline_at, deadline=deadline, key=key))
 
     def clear(self) -> None:
-        self.write(structs.replace(self.note, provider=None, deadline_at=None, deadline=None, key=""))
+        self.write(structs.replace(self.note, provider=None, deadline_at=None, deadline=None, key="", readable=True))
 
     def write(self, note: SlotNote) -> None:
         """One write in place. It need not survive a power cut: neither does any process that it names."""

@@ -258,7 +258,7 @@ class _MemorySlotHold:
         self.change(provider=identity, deadline_at=deadline_at, key=key)
 
     def clear(self) -> None:
-        self.change(provider=None, deadline_at=None, key="")
+        self.change(provider=None, deadline_at=None, deadline=None, key="", readable=True)
 
     def change(self, **fields: object) -> None:
         self.check()

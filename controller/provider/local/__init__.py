@@ -15,6 +15,11 @@ log.
 Whoever finds the lock free holds it for a moment, ends the groups that were recorded, records the ends that are
 unknowable, and only then calls the worker gone.
 
+The directory is a worker's data, the supervisor its compute. A resume is a create of the next generation for a
+directory whose supervisor is gone: under the lock it ends what was left, puts the file that names the new generation in
+place at once, and starts a supervisor, which inherits the lock. From then on the old generation is refused. Keys,
+tokens and ends stay: they belong to the directory.
+
 | where | owns |
 |---|---|
 | `places.py` | where everything lies: worker directories, logs, scratch; the file that says who a worker is |

@@ -28,7 +28,7 @@ from controller.model.process import Liveness, ProcessIdentity
 from controller.model.records import ActionType
 from controller.provider.local import offline
 from controller.provider.local.exchange import Ask, Interrupted, NoAnswer, NotListening, Op, exchange
-from controller.provider.local.fence import misdirected, seen
+from controller.provider.local.fence import DIRECTORY, misdirected, other_data, refusal, seen
 from controller.provider.local.lock import try_lock
 from controller.provider.local.memory import Memory, MemoryCorrupt
 from controller.provider.local.places import (
@@ -202,13 +202,13 @@ class LocalProvider:
                 self._pause()
                 continue
             except NoAnswer:
-                if action.type is not ActionType.DEALLOCATE or not self._end_supervisor(directory):
+                if action.type is not ActionType.DEALLOCATE or not self._end_supervisor(directory, action):
                     raise
                 continue
             if action.type is ActionType.DEALLOCATE and isinstance(outcome, Done):
                 return self._stopped(directory, outcome)
             return outcome
-        if action.type is ActionType.DEALLOCATE and self._end_supervisor(directory):
+        if action.type is ActionType.DEALLOCATE and self._end_supervisor(directory, action):
             return Pending(_SOON_MS, "its supervisor took no request and was ended")
         return Unknown("somebody holds the worker's lock, and nobody listens on its socket")
 
@@ -221,12 +221,20 @@ class LocalProvider:
             self._pause()
         return Pending(_SOON_MS, "its supervisor is still ending")
 
-    def _end_supervisor(self, directory: str) -> bool:
-        """End a supervisor that no longer answers, if it provably is the one that wrote down who it is."""
+    def _end_supervisor(self, directory: str, action: Action) -> bool:
+        """End a supervisor that no longer answers, if it provably is the one that wrote down who it is.
+
+        It cannot say any more whether *action* is meant for it, so that is asked here, after its identity was read:
+        one of a later generation than *action* names is left alone.
+        """
+        memory = Memory(directory)
         try:
             with open(os.path.join(directory, PID), "rb") as file:
                 supervisor = msgspec.json.decode(file.read(), type=ProcessIdentity)
-        except (OSError, msgspec.MsgspecError):
+            memory.refresh()
+            if refusal(memory, read_worker(directory), action) is not None:
+                return False
+        except (OSError, msgspec.MsgspecError, MemoryCorrupt):
             return False
         return liveness(supervisor) is Liveness.ALIVE and end_group(supervisor, self._clock)
 
@@ -238,18 +246,27 @@ class LocalProvider:
         if (other := self._other_in_slot(action)) is not None:
             return Rejected(f"slot {action.slot} has another worker, {other}")
         if not os.path.lexists(directory):
+            if DIRECTORY in action.resources:
+                return Rejected("the directory that it is to be made for is not there")
             make_worker_directory(directory, self._new_worker(action))
         for _ in self._tries():
             with _held(directory) as lock:
                 if lock is not None:
                     return self._create_held(directory, action, lock)
             worker = read_worker(directory)
-            if (refusal := _not_this_create(worker, action)) is not None:
-                return refusal
+            if (no := _against(worker, action)) is not None:
+                return no
             try:
-                return exchange(directory, Ask(Op.HELLO), self._deadline, self._interrupt)
+                outcome = exchange(directory, Ask(Op.HELLO), self._deadline, self._interrupt)
             except NotListening:
+                # It starts, or has just ended; or whoever looks at one that is gone holds its lock for a moment.
                 self._pause()
+                continue
+            found = outcome.worker.generation if isinstance(outcome, Done) and outcome.worker else action.generation
+            if found == action.generation:
+                return outcome
+            if found == worker.generation:
+                return Rejected(f"generation {found} still runs; deallocate it first")
         return Unknown("the worker's supervisor is still starting")
 
     def _other_in_slot(self, action: Action) -> str | None:
@@ -263,18 +280,21 @@ class LocalProvider:
         return None
 
     def _create_held(self, directory: str, action: Action, lock: int) -> Outcome:
+        """Finish the create that made this generation, or make the next one: nobody lives here, since we hold *lock*.
+
+        What the generation before left is ended first, and the file that names the new one is put in place at once:
+        whenever this dies, the same key finds either that the new generation is not there yet or that it made it.
+        """
         worker = read_worker(directory)
+        if (no := _against(worker, action)) is not None:
+            return no
         memory = Memory(directory)
         memory.refresh()
-        if action.generation > worker.generation == memory.dark:
-            again = replace(self._new_worker(action), immutable_id=worker.immutable_id)
-            if misdirected(again, action) is None:
-                worker = again
-                write_worker(directory, worker)
-        if (refusal := _not_this_create(worker, action)) is not None:
-            return refusal
         if not offline.recover(memory, self._clock):
             return Unknown("a process of one of its steps could not be ended", process_lives=True)
+        if action.generation > worker.generation:
+            worker = replace(self._new_worker(action), immutable_id=worker.immutable_id)
+            write_worker(directory, worker)
         if memory.dark == worker.generation or (memory.up == worker.generation and memory.used):
             return Done(worker=seen(memory, worker, offline.state_of(memory, worker)), reason="created before")
         return self._start(directory, worker, lock)
@@ -349,10 +369,13 @@ def _held(directory: str) -> Iterator[int | None]:
             os.close(lock)
 
 
-def _not_this_create(worker: WorkerFile, action: Action) -> Outcome | None:
-    if (refusal := misdirected(worker, action)) is not None:
-        return refusal
-    return None if worker.key == action.idempotency_key else Rejected("another create made this worker")
+def _against(worker: WorkerFile, action: Action) -> Outcome | None:
+    """What stands against a create where *worker* is: None if it made this generation, or may make the next one."""
+    is_next = action.generation > worker.generation
+    meant = replace(worker, generation=action.generation) if is_next else worker
+    if (no := misdirected(meant, action) or other_data(meant, action)) is not None:
+        return no
+    return None if is_next or worker.key == action.idempotency_key else Rejected("another create made this worker")
 
 
 def _already_gone(directory: str, action: Action) -> Outcome:

@@ -24,10 +24,11 @@ _HIGHEST_PID = 1 << 22
 
 
 class Up(Struct, frozen=True, tag="up", tag_field="record"):
-    """A supervisor of this generation answers on the socket."""
+    """A supervisor of this generation answers on the socket: `process`."""
 
     generation: int
     at: int
+    process: ProcessIdentity | None = None
 
 
 class Accepted(Struct, frozen=True, tag="accepted", tag_field="record"):
@@ -83,9 +84,11 @@ class MemoryCorrupt(Exception):
 class Memory:
     """The memory in *directory*, folded. Call `refresh` before reading it.
 
-    `up` and `dark` are generations; `used` says that the one that is up accepted something since. `steps` has every
-    key ever accepted, `unsettled` those that looks still list, `groups` the process groups that may have members,
-    `tokens` the highest token seen by run, `fenced` executes that were cancelled before they came.
+    `up` and `dark` are generations; `used` says that the one that is up accepted something since, `process` is the
+    supervisor that said last that it is up. `steps` has every key ever accepted, `unsettled` those that looks still
+    list, `groups` the process groups that may have members, `tokens` the highest token seen by run, `fenced` executes
+    that were cancelled before they came. Keys, tokens and fences are the data's, not a generation's: a new one starts
+    with all of them.
     """
 
     def __init__(self, directory: str) -> None:
@@ -103,6 +106,7 @@ class Memory:
         self.fenced: set[str] = set()
         self.up: int | None = None
         self.dark: int | None = None
+        self.process: ProcessIdentity | None = None
         self.used = False
 
     def listed(self) -> tuple[SeenStep, ...]:
@@ -184,6 +188,7 @@ class Memory:
             case Up():
                 self.used = self.used and self.up == entry.generation
                 self.up = entry.generation
+                self.process = entry.process
             case Dark():
                 self.dark = entry.generation
 

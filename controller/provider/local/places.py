@@ -25,7 +25,10 @@ _WORKER: Final = "worker.json"
 
 
 class WorkerFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """Who a worker is. `key` is the create that made this generation; `environment` is what its steps start from."""
+    """Who a worker is. `key` is the create that made this generation; `environment` is what its steps start from.
+
+    `immutable_id` is the directory's own, and the same in every generation.
+    """
 
     fleet: str
     lineage: str
@@ -41,8 +44,9 @@ class WorkerFile(Struct, frozen=True, forbid_unknown_fields=True):
         return worker_name(self.slot, self.assignment)
 
     @property
-    def resources(self) -> dict[str, Resource]:
-        return {"vm": Resource(self.id, self.immutable_id)}
+    def directory(self) -> Resource:
+        """Its data: the directory that was made for it, whatever else is put at that path later."""
+        return Resource(self.id, self.immutable_id)
 
 
 class Places:

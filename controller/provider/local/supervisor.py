@@ -101,7 +101,7 @@ class Supervisor:
             os.unlink(SOCKET)
         self._listener.bind(SOCKET)
         self._listener.listen(128)
-        self._memory.append(Up(self._worker.generation, self._clock.now_ms()))
+        self._memory.append(Up(self._worker.generation, self._clock.now_ms(), own_identity()))
 
     def _told_to_stop(self, _number: int, _frame: object) -> None:
         self._stopping = True
