@@ -14,8 +14,9 @@ Where the design left a choice, it was made so:
 - the library is a layer of its own, `api`, between commands and engine: programs need settings and provider as well;
 - exceptions live in `model.errors`, below everything that raises them; process identity in `model.process` and
   `provider.process`, since both the local and the command provider, and whoever replays after them, need it;
-- facts are told to the machines in `engine.fold`, `engine.outcomes` and `engine.looks`, apart from `engine.pending`, so
-  that the page that sends stays readable whole;
+- facts are told to the machines in `engine.fold`, `engine.outcomes`, `engine.looks` (over `sight`) and
+  `engine.lifecycle`, apart from `engine.pending`, so that the page that sends stays readable whole; for the same reason
+  `demand`, `capacity` and `due` are apart from the planner, and `abandon` and `calls` from the sender;
 - a park counts its parker's own first send. So `sends` goes up before every send, the first included, at no extra
   commit, and is never below the truth;
 - an end that nobody can know, of a step whose worker is gone, spends the crash budget, not the failure budget;
@@ -35,6 +36,23 @@ Where the design left a choice, it was made so:
   that passes them over; of the others it is computed for whoever looks, so that no claim pays for all of them;
 - the planner looks at every queued run once in a plan, and claims from that; an index of its own would have to follow
   what the same draft folds;
+- a worker that is assigned and does not hold its run is not released: that is the whole of "kept". Without a proof
+  asked for it is let go at once, also when its run went back to the queue, since a slot that waits for a run could wait
+  for ever; with one it takes the next life of its own run itself, and a lost one keeps its assignment and its data;
+- compute and data are removed only by a plan that has a look in hand which speaks of the slot, so that what is shown
+  there is compared with what is recorded first (`engine.classify.retained`);
+- what a look shows and no record knows is remembered on its slot, as it was seen: status and fsck, which ask nobody,
+  could not tell it otherwise. Nothing is decided by it but that the slot takes nothing new;
+- beside a worker that is shown as itself a stranger holds nothing back: that would strand a run for the sake of one
+  that is nobody's;
+- of one concurrency key a run that is kept for its worker goes before all others: its worker is there already, and by
+  the order alone a permit could wait for a run that no slot takes, while that slot waits for the permit;
+- a disowned create is evidence, not a worker: what looks show of it later counts as unrecorded, for an operator to
+  settle; a disowned execute is folded as it would have been;
+- the circuit breaker counts answers to sends in a commit of their own, since an apply may not touch it; looks do not
+  count, as a provider that cannot be looked at is asked for nothing new anyway;
+- every operator verb has a confirmation of its own name, `--confirm-VERB`: one that was typed for another verb confirms
+  nothing. `release --proof` has none: the proof is one;
 - a discarded run leaves a tombstone, cancelled, with its last token: its late holder is told so, and the id climbs on;
 - root does not change a state directory that belongs to somebody else: it is refused up front.
 """

@@ -145,7 +145,7 @@ class Doctor:
         snapshot = self.snapshot
         if snapshot is None:
             return ok(f"{found}; no readable document to compare it with")
-        from controller.engine.outcomes import latest_time
+        from controller.engine.age import latest_time
 
         latest = latest_time(snapshot.document)
         if now < latest:

@@ -18,10 +18,11 @@ from msgspec import UNSET
 
 from controller.api.settings import Settings, absolute, check_provider, load
 from controller.clock import Clock, SystemClock
-from controller.model.policy import DEFAULT_QUEUE
+from controller.model.policy import DEFAULT_QUEUE, Policy
 
 if TYPE_CHECKING:
     from controller.api.queues import Queue
+    from controller.api.recovery import Recovery
     from controller.engine.browse import QueueSummary
     from controller.engine.queue import Context
     from controller.engine.reconcile import Reconciler
@@ -135,17 +136,20 @@ class Controller:
 
         return find(self.store.read().document, run)
 
-    def status(self, *, slots: int | None = None) -> Status:
+    def status(self, *, slots: int | None = None, policy: Policy | None = None) -> Status:
         """Where the fleet stands, as `controller status --json` tells it. Takes no lock and asks no provider.
 
-        *slots*: how many are configured, for whoever cannot read the settings.
+        *policy* is what is configured, and *slots* how many, for whoever cannot read the settings.
         """
         from controller.engine.status import LAST_REFUSALS, build, flights_of
 
         snapshot = self.store.read()
+        if policy is None:
+            policy = self.settings.policy if slots is None else Policy(slots=slots)
         return build(
             snapshot,
-            slots=self.settings.policy.slots if slots is None else slots,
+            policy=policy,
+            slots=policy.slots if slots is None else slots,
             flights=flights_of(self.store, snapshot.document.pending_actions),
             refusals=self.store.refusals(LAST_REFUSALS),
             now=self.clock.now_ms(),
@@ -274,6 +278,15 @@ class Controller:
         from controller.engine.browse import queues
 
         return queues(self.store.read().document, self.settings.policy, self.clock.now_ms())
+
+    # What does not go on by itself
+
+    @property
+    def recovery(self) -> Recovery:
+        """The verbs of operators. Nothing is read or made yet."""
+        from controller.api.recovery import Recovery
+
+        return Recovery(self)
 
     # Driving the fleet
 

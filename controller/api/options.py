@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from controller.api.words import spelled
-from controller.model.policy import LONGEST_LEASE_MS, Backoff, Policy, QueuePolicy
+from controller.model.policy import LONGEST_LEASE_MS, Backoff, Policy, QueuePolicy, Release
 from controller.model.records import MAX_SLOTS, is_id
 
 KINDS: Final = ("local", "command")
@@ -24,6 +24,7 @@ QUEUE_DEFAULTS: Final = QueuePolicy(backoff=DEFAULTS.retry)
 MOST_ATTEMPTS: Final = 1_000_000
 MOST_RETAINED: Final = 1_000_000_000
 ENV_SECTION: Final = "provider.env"
+BREAKER: Final = "provider.breaker"
 QUEUES: Final = "queues"
 QUEUE: Final = f"{QUEUES}.NAME"
 """The section of a queue in `OPTIONS`. In a file a queue's own name stands for NAME, in as many sections as wanted."""
@@ -71,22 +72,28 @@ def _positive_duration(value: object) -> int:
     return _duration(value, 1)
 
 
-def _slots(value: object) -> int:
-    if type(value) is not int or not 1 <= value <= MAX_SLOTS:
-        raise ValueError(f"a whole number from 1 to {MAX_SLOTS}")
+def _whole(least: int, most: int) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(f"a whole number from {least} to {most}")
+        return value
+
+    return read
+
+
+def _flag(value: object) -> bool:
+    if type(value) is not bool:
+        raise ValueError("true or false, without quotes")
     return value
 
 
-def _attempts(value: object) -> int:
-    if type(value) is not int or not 1 <= value <= MOST_ATTEMPTS:
-        raise ValueError(f"a whole number from 1 to {MOST_ATTEMPTS}")
-    return value
+def _word(*words: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        if isinstance(value, str) and value in words:
+            return words[words.index(value)]
+        raise ValueError(" or ".join(f'"{word}"' for word in words))
 
-
-def _retain(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= MOST_RETAINED:
-        raise ValueError(f"a whole number from 0 to {MOST_RETAINED}")
-    return value
+    return read
 
 
 def _lease(value: object) -> int:
@@ -126,12 +133,6 @@ def _queues(value: object) -> tuple[str, ...]:
     return queues
 
 
-def _kind(value: object) -> str:
-    if value not in KINDS:
-        raise ValueError(" or ".join(f'"{kind}"' for kind in KINDS))
-    return str(value)
-
-
 def _command(value: object) -> tuple[str, ...]:
     problem = 'a list of words, the first an absolute path, such as ["/usr/local/bin/provider", "--region", "eu"]'
     if not isinstance(value, list) or not all(isinstance(word, str) and "\0" not in word for word in value):
@@ -152,7 +153,7 @@ def env_value(value: object) -> str:
 
 
 def _toml_duration(ms: int) -> str:
-    return f'"{spelled(ms)}"'
+    return f'"{spelled(ms)}"' if ms else '"0s"'
 
 
 def _backoff(section: str, backoff: Backoff, what: str, *, jittered: bool = False) -> tuple[Option, ...]:
@@ -184,14 +185,63 @@ def _deadline(name: str, default_ms: int, what: str) -> Option:
 
 
 OPTIONS: Final[tuple[Option, ...]] = (
-    Option("fleet", "slots", _slots, f"{DEFAULTS.slots}", "How many workers there may be at once."),
+    Option(
+        "fleet",
+        "slots",
+        _whole(1, MAX_SLOTS),
+        f"{DEFAULTS.slots}",
+        "How many places for workers there are, numbered from 1.",
+    ),
+    Option("fleet", "min", _whole(0, MAX_SLOTS), f"{DEFAULTS.least}", "This many workers are kept, work or none."),
+    Option(
+        "fleet",
+        "max",
+        _whole(1, MAX_SLOTS),
+        f"{DEFAULTS.slots}",
+        "No more workers than this are made. Left out: one for each slot.",
+    ),
     Option("fleet", "queues", _queues, '["fleet"]', "The queues whose runs the fleet takes."),
     Option(
         "fleet",
         "idle",
         _duration,
         _toml_duration(DEFAULTS.idle_ms),
-        "A worker without work for this long is torn down.",
+        "A worker without work for this long is torn down, down to min.",
+    ),
+    Option(
+        "fleet",
+        "max_runs_per_worker",
+        _whole(0, MOST_ATTEMPTS),
+        f"{DEFAULTS.max_runs}",
+        "After this many runs a worker is torn down, not used again. 0: no limit.",
+    ),
+    Option(
+        "fleet",
+        "release",
+        _word(*Release),
+        f'"{DEFAULTS.release}"',
+        'What frees a worker of its run: "auto", that the run ended, or "proof", what `controller release` is given.',
+    ),
+    Option(
+        "fleet",
+        "retain_failed",
+        _flag,
+        f"{DEFAULTS.retain_failed}".lower(),
+        "Whether the worker of a run that failed for good is stopped and kept, for somebody to look into.",
+    ),
+    Option(
+        "fleet",
+        "cooldown",
+        _duration,
+        _toml_duration(DEFAULTS.cooldown_ms),
+        "A stopped worker is kept for this long, from when it was first seen to be off, before it is deleted.",
+    ),
+    Option(
+        "fleet",
+        "idle_release",
+        _duration,
+        _toml_duration(DEFAULTS.idle_release_ms),
+        "A worker that waits for its proof, idle for this long, is stopped. It is never deleted for that.",
     ),
     Option(
         "fleet",
@@ -209,11 +259,17 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     # Beside [fleet], which shares no option with them: one that is uncommented without its section is refused there.
     # Behind [backoff.send], `cap` would have been taken for that one's.
-    Option(QUEUE, "attempts", _attempts, f"{QUEUE_DEFAULTS.attempts}", "How often a run may fail, if it does not say."),
+    Option(
+        QUEUE,
+        "attempts",
+        _whole(1, MOST_ATTEMPTS),
+        f"{QUEUE_DEFAULTS.attempts}",
+        "How often a run may fail, if it does not say.",
+    ),
     Option(
         QUEUE,
         "crashes",
-        _attempts,
+        _whole(1, MOST_ATTEMPTS),
         f"{QUEUE_DEFAULTS.attempts}",
         "How often its worker or consumer may be lost. Left out: as attempts.",
     ),
@@ -231,12 +287,18 @@ OPTIONS: Final[tuple[Option, ...]] = (
         _toml_duration(QUEUE_DEFAULTS.retention_ms),
         "A run that ended is forgotten after this long.",
     ),
-    Option(QUEUE, "retain", _retain, f"{QUEUE_DEFAULTS.retain}", "Of those that ended this many are kept, the latest."),
+    Option(
+        QUEUE,
+        "retain",
+        _whole(0, MOST_RETAINED),
+        f"{QUEUE_DEFAULTS.retain}",
+        "Of those that ended this many are kept, the latest.",
+    ),
     *_backoff(f"{QUEUE}.backoff", QUEUE_DEFAULTS.backoff, "a failed run is tried again", jittered=True),
     Option(
         "provider",
         "kind",
-        _kind,
+        _word(*KINDS),
         '"local"',
         'Who makes workers: "local" (processes on this host) or "command" (a program of yours).',
     ),
@@ -263,6 +325,20 @@ OPTIONS: Final[tuple[Option, ...]] = (
     _deadline("deallocate", 300_000, ""),
     _deadline("delete_compute", 300_000, ""),
     _deadline("reset", 300_000, ""),
+    Option(
+        BREAKER,
+        "failures",
+        _whole(1, MOST_ATTEMPTS),
+        f"{DEFAULTS.breaker.failures}",
+        "After this many in a row nothing new is asked of it.",
+    ),
+    Option(
+        BREAKER,
+        "dwell",
+        _positive_duration,
+        _toml_duration(DEFAULTS.breaker.dwell_ms),
+        "For this long. Then one action is tried, and if that works all is as before.",
+    ),
     *_backoff("backoff.retry", DEFAULTS.retry, "a failed run is tried again", jittered=True),
     *_backoff("backoff.create", DEFAULTS.create, "a slot whose create was refused is tried again"),
     *_backoff("backoff.send", DEFAULTS.send, "an action of unknown fate is sent again"),
@@ -275,6 +351,7 @@ _ABOUT_SECTION: Final[Mapping[str, str]] = {
     f"{QUEUE}.backoff": "What is left out is as in [backoff.retry].",
     "provider": "Where workers come from.",
     "provider.deadlines": 'How long one call of a "command" provider may take.',
+    BREAKER: "When a provider fails. What it was asked before is still asked again, under [backoff.send].",
     "backoff.retry": "Delays grow from initial by factor up to cap; the delay taken is a random part of that.",
 }
 
@@ -284,6 +361,8 @@ def template(slots: int, kind: str, argv: tuple[str, ...]) -> str:
     import json
 
     chosen = {("fleet", "slots"): str(slots), ("provider", "kind"): json.dumps(kind)}
+    # Uncommented as it stands it must be meant: a default of its own might be above the slots that were chosen.
+    defaults = {("fleet", "max"): str(slots)}
     if argv:
         chosen["provider", "command"] = json.dumps(list(argv), ensure_ascii=False).replace("\x7f", "\\u007f")
     lines = [
@@ -309,6 +388,9 @@ def template(slots: int, kind: str, argv: tuple[str, ...]) -> str:
             lines += ["", *([f"# {about}"] if about else []), title]
         if option.about:
             lines.append(f"# {option.about}")
-        value = chosen.get((option.section, option.key))
-        lines.append(f"{option.key} = {value}" if value else f"# {option.key} = {option.default}")
+        place = (option.section, option.key)
+        value = chosen.get(place)
+        lines.append(f"{option.key} = {value or defaults.get(place, option.default)}")
+        if value is None:
+            lines[-1] = f"# {lines[-1]}"
     return "\n".join(lines) + "\n"

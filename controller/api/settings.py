@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
-from controller.api.options import DEFAULTS, ENV_SECTION, EXAMPLE, OPTIONS, QUEUE, QUEUES, VARIABLE, env_value
-from controller.api.words import meant, spelled
+from controller.api.options import BREAKER, DEFAULTS, ENV_SECTION, EXAMPLE, OPTIONS, QUEUE, QUEUES, VARIABLE, env_value
+from controller.api.words import brief, meant, spelled
 from controller.model.errors import Conflict, UsageFault
-from controller.model.policy import Backoff, Policy, QueuePolicy
+from controller.model.policy import Backoff, Breaker, Policy, QueuePolicy
 from controller.model.records import ID_GRAMMAR, Document, is_id
 
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -118,14 +118,16 @@ def read(path: Path, *, chosen: bool) -> str | None:
     except FileNotFoundError:
         if chosen:
             raise UsageFault(
-                "there is no such configuration file", where=str(path), next="check --config and CONTROLLER_CONFIG"
+                "there is no such configuration file", where=brief(path), next="check --config and CONTROLLER_CONFIG"
             ) from None
         return None
     except OSError as error:
         from controller.store.disk import denied
 
         raise denied(error, path) or UsageFault(
-            f"the configuration cannot be read: {error.strerror}", where=str(path), next="mend the file's mode or place"
+            f"the configuration cannot be read: {error.strerror}",
+            where=brief(path),
+            next="mend the file's mode or place",
         ) from error
     except UnicodeDecodeError as error:
         raise UsageFault(
@@ -160,11 +162,17 @@ def parse(text: str, source: str) -> Settings:
         return made
 
     fleet = Policy(
-        **chosen("fleet", slots="slots", queues="queues", idle_ms="idle", grace_ms="grace", kill_grace_ms="kill_grace"),
+        **chosen("fleet", slots="slots", least="min", most="max", queues="queues", idle_ms="idle"),
+        **chosen("fleet", max_runs="max_runs_per_worker", release="release", retain_failed="retain_failed"),
+        **chosen("fleet", cooldown_ms="cooldown", idle_release_ms="idle_release"),
+        **chosen("fleet", grace_ms="grace", kill_grace_ms="kill_grace"),
+        breaker=Breaker(**chosen(BREAKER, failures="failures", dwell_ms="dwell")),
         retry=backoff("backoff.retry", DEFAULTS.retry),
         create=backoff("backoff.create", DEFAULTS.create),
         send=backoff("backoff.send", DEFAULTS.send),
     )
+
+    _check_numbers(fleet, source)
 
     def queue(name: str, section: str) -> QueuePolicy:
         names = {"attempts": "attempts", "crashes": "crashes", "retain": "retain"}
@@ -190,6 +198,25 @@ def parse(text: str, source: str) -> Settings:
             next='give its words, such as command = ["/usr/local/bin/provider"]',
         )
     return Settings(source, policy, provider)
+
+
+def _check_numbers(fleet: Policy, source: str) -> None:
+    """Raises UsageFault where min, max and slots cannot all be meant. One that is left out has its default."""
+
+    def check(low: str, lower: int, high: str, higher: int) -> None:
+        if lower > higher:
+            raise UsageFault(
+                f"{low} is {lower}, above {high}, {higher}",
+                where=f"{source}, [fleet] {low}",
+                next=f"give a {low} of at most {higher}, or {high} = {lower}",
+            )
+
+    # Against slots first: whoever lowered those alone is told so, and not that min is at odds with max.
+    if fleet.most is not None:
+        check("max", fleet.most, "slots", fleet.slots)
+    check("min", fleet.least, "slots", fleet.slots)
+    if fleet.most is not None:
+        check("min", fleet.least, "max", fleet.most)
 
 
 def _collect(
@@ -348,5 +375,6 @@ def check_provider(document: Document, settings: Settings) -> None:
         raise Conflict(
             f"the provider is {kind!r}, but workers of {made_by!r} live",
             where=f"{settings.source}, [provider] kind; {names}",
-            next=f'set kind = "{made_by}" and empty the fleet with `controller drain --all` first',
+            next=f'set kind = "{made_by}" and empty the fleet with `controller drain --all` first; if that provider is '
+            f"gone for good: controller forget {foreign[0]} --reason WHY --confirm-forget",
         )

@@ -16,6 +16,13 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
+def brief(text: object, most: int = 300) -> str:
+    """*text* for a message, cut in its middle: whoever typed it chose its length."""
+    whole = str(text)
+    half = (most - 3) // 2
+    return whole if len(whole) <= most else f"{whole[:half]}...{whole[-half:]}"
+
+
 def spelled(ms: int) -> str:
     """A duration as options and the configuration file spell it, exactly, such as `90s`."""
     unit, size = next((unit, size) for unit, size in UNITS if ms % size == 0 and (ms >= size or size == 1))

@@ -12,6 +12,7 @@ from controller.cli.verb import Verb, completed, subject_of
 
 if TYPE_CHECKING:
     from controller.cli.tables import Table
+    from controller.engine.classify import Classified
     from controller.engine.explain import Explanation
     from controller.engine.fsck import Verdict
     from controller.model.codes import Code
@@ -83,34 +84,39 @@ def _fsck_page(verdict: Verdict) -> Iterator[str]:
     examples=[
         "controller explain r-1",
         "controller explain slot:3",
+        "controller explain slot:3 --live",
         "controller explain reason timed_out",
         "controller explain reason",
     ],
 )
 @click.argument("subject", metavar="RUN|slot:N|reason", shell_complete=completed("subjects"))
 @click.argument("code", metavar="[CODE]", required=False)
+@click.option("--live", is_flag=True, help="Of a slot: ask the provider too, and say what it shows there.")
 @click.pass_obj
-def explain(call: Call, subject: str, code: str | None) -> None:
+def explain(call: Call, subject: str, code: str | None, live: bool) -> None:
     """Say in words why a run or a slot is as it is, what led there, and what to do next; or what a code means.
 
     `reason CODE` explains a reason, refusal or error code, and `reason` alone lists them; a run of that name is
     run:reason.
     """
+    from controller.model.errors import UsageFault
+
+    if live and not subject.startswith("slot:"):
+        raise UsageFault("a provider shows slots alone", where="--live", next="controller explain slot:1 --live")
     if subject == "reason":
         _explain_code(call, code)
         return
     if code is not None:
-        from controller.model.errors import UsageFault
-
         raise UsageFault(f"one run or slot at a time, not also {code!r}", next="controller explain --help")
-    _explain_subject(call, subject)
+    _explain_subject(call, subject, live)
 
 
-def _explain_subject(call: Call, subject: str) -> None:
+def _explain_subject(call: Call, subject: str, live: bool) -> None:
     from msgspec import to_builtins
 
     from controller.cli import views
     from controller.engine.explain import Surroundings, explain_run, explain_slot
+    from controller.engine.status import flights_of
 
     wanted = subject_of(subject)
     document = call.store.read().document
@@ -128,11 +134,16 @@ def _explain_subject(call: Call, subject: str) -> None:
         mono_ms=here.mono_ms,
         boot_id=here.boot_id,
         paused=_paused(call, document, wanted) if isinstance(wanted, str) else None,
+        flights=flights_of(call.store, document.pending_actions),
+        policy=policy,
+        provider=settings.provider.kind if fault is None else "",
     )
+    not_live = None
     if isinstance(wanted, str):
         found = explain_run(document, wanted, around)
     else:
-        found = explain_slot(document, wanted, around)
+        shown, not_live = _shown(call, wanted) if live else (None, None)
+        found = explain_slot(document, wanted, around, shown, silent=not_live is not None)
     body = {
         "subject": found.subject,
         "state": found.state,
@@ -144,8 +155,27 @@ def _explain_subject(call: Call, subject: str) -> None:
         "events": [views.event_whole(event) for event in found.events],
         "refusals": [dict(refusal) for refusal in found.refusals],
         "config_fault": call.output.fault(fault),
+        "not_live": not_live,
     }
-    call.output.answer("explain", body, _explain_page(found))
+    call.output.answer("explain", body, _explain_page(found, not_live))
+
+
+def _shown(call: Call, slot: int) -> tuple[Classified | None, str | None]:
+    """What a look makes of *slot*, or why there is none. A provider that does not answer is told, not raised."""
+    from controller.cli.asking import stopping
+    from controller.engine.classify import classify
+    from controller.model.errors import ControllerError
+
+    try:
+        reconciler = call.controller.reconciler(parallelism=1)
+        with stopping(call, reconciler):
+            look, failure = reconciler.look()
+    except ControllerError as error:
+        return None, error.what
+    if look is None:
+        return None, "the provider was not asked" if failure is None else failure.what
+    judged = classify(call.store.read().document, look, slot)
+    return next((each for each in judged if each.slot == slot), None), None
 
 
 def _paused(call: Call, document: Document, run_id: str) -> Event | None:
@@ -158,7 +188,7 @@ def _paused(call: Call, document: Document, run_id: str) -> Event | None:
     return max((event for event in events if event.detail == run.queue), key=lambda event: event.revision, default=None)
 
 
-def _explain_page(found: Explanation) -> Iterator[str | Table]:
+def _explain_page(found: Explanation, not_live: str | None) -> Iterator[str | Table]:
     from controller.cli import views
     from controller.cli.tables import table
     from controller.cli.text import duration, moment, shown
@@ -167,6 +197,8 @@ def _explain_page(found: Explanation) -> Iterator[str | Table]:
     yield f"{found.subject} is {found.state}"
     for sentence in found.because:
         yield f"  {shown(sentence)}"
+    if not_live is not None:
+        yield f"  not live: {shown(not_live)}"
     for line in found.next:
         yield f"next: {shown(line)}"
     story = found.story

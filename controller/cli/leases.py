@@ -11,7 +11,7 @@ import click
 from controller.cli.call import Call
 from controller.cli.output import UNWRITTEN
 from controller.cli.values import Named, ReasonCode, Text, Token, Trouble
-from controller.cli.verb import Duration, Verb, completed, run_of
+from controller.cli.verb import Duration, Verb, Whole, completed, run_of
 from controller.model.policy import DEFAULT_QUEUE, MOST_CLAIMS
 
 if TYPE_CHECKING:
@@ -83,9 +83,7 @@ def reason_option(*, required: bool) -> Decorator:
 @queue_option
 @click.option("--owner", type=Text(), metavar="NAME", help="Who holds them.  [default: HOST:PID of who calls]")
 @lease_option
-@click.option(
-    "--count", type=click.IntRange(1, MOST_CLAIMS), default=1, show_default=True, metavar="N", help="At most so many."
-)
+@click.option("--count", type=Whole(1, MOST_CLAIMS), default=1, show_default=True, metavar="N", help="At most so many.")
 @click.option(
     "--wait",
     type=Duration(zero=True),
@@ -304,8 +302,8 @@ def drain(call: Call, run: str, token: int) -> None:
 @click.argument("happened", metavar="|".join(HAPPENED), type=click.Choice(HAPPENED))
 @error_option(required=False)
 @reason_option(required=False)
-@click.option("--exit-code", type=click.IntRange(0, 255), metavar="N", help="With which code its command ended.")
-@click.option("--signal", type=click.IntRange(1, 64), metavar="N", help="By which signal its command was ended.")
+@click.option("--exit-code", type=Whole(0, 255), metavar="N", help="With which code its command ended.")
+@click.option("--signal", type=Whole(1, 64), metavar="N", help="By which signal its command was ended.")
 @click.pass_obj
 def step(
     call: Call,

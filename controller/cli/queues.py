@@ -9,7 +9,7 @@ import click
 
 from controller.cli.call import Call
 from controller.cli.values import Named
-from controller.cli.verb import Verb, completed, run_of
+from controller.cli.verb import Verb, Whole, completed, run_of
 
 if TYPE_CHECKING:
     from controller.cli.tables import Table
@@ -21,7 +21,7 @@ MOST = 10_000
 SETS = ("pending", "active", "scheduled", "dead")
 
 limit_option = click.option(
-    "--limit", type=click.IntRange(1, MOST), default=100, show_default=True, metavar="N", help="At most so many."
+    "--limit", type=Whole(1, MOST), default=100, show_default=True, metavar="N", help="At most so many."
 )
 only_option = click.option(
     "--queue", type=Named(), metavar="Q", shell_complete=completed("queues"), help="Only of this queue."
@@ -97,9 +97,7 @@ def _reaped_page(reaped: Iterable[Reaped]) -> Iterator[str | Table]:
 )
 @click.argument("view", metavar="|".join(SETS), type=click.Choice(SETS))
 @only_option
-@click.option(
-    "--limit", type=click.IntRange(1, MOST), default=50, show_default=True, metavar="N", help="At most so many."
-)
+@click.option("--limit", type=Whole(1, MOST), default=50, show_default=True, metavar="N", help="At most so many.")
 @click.option("--after", metavar="ID", shell_complete=completed("runs"), help="Go on behind this run.")
 @click.pass_obj
 def browse(call: Call, view: str, queue: str | None, limit: int, after: str | None) -> None:

@@ -50,6 +50,30 @@ def _setup() -> Mapping[str, click.Command]:
     return COMMANDS
 
 
+def _release() -> Mapping[str, click.Command]:
+    from controller.cli.release import COMMANDS
+
+    return COMMANDS
+
+
+def _recovery() -> Mapping[str, click.Command]:
+    from controller.cli.recovery import COMMANDS
+
+    return COMMANDS
+
+
+def _abandon() -> Mapping[str, click.Command]:
+    from controller.cli.abandon import COMMANDS
+
+    return COMMANDS
+
+
+def _slots() -> Mapping[str, click.Command]:
+    from controller.cli.slots import COMMANDS
+
+    return COMMANDS
+
+
 def _logs() -> Mapping[str, click.Command]:
     from controller.cli.logs import COMMANDS
 
@@ -106,9 +130,18 @@ COMMANDS: Mapping[str, Source] = {
     "withdraw": _runs,
     "cancel": _drive,
     "retry": _runs,
+    "release": _release,
+    "resume": _recovery,
+    "surrender": _recovery,
     "logs": _logs,
     "explain": _inspect,
     "drain": _drive,
+    "cordon": _slots,
+    "uncordon": _slots,
+    "abandon": _abandon,
+    "forget": _recovery,
+    "adopt": _recovery,
+    "delete-unrecorded": _recovery,
     "queue": _queue,
     "fsck": _inspect,
     "doctor": _doctor,

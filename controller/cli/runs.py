@@ -9,7 +9,7 @@ import click
 
 from controller.cli.call import Call
 from controller.cli.values import Named
-from controller.cli.verb import Verb, completed, run_of, subject_of
+from controller.cli.verb import Verb, Whole, completed, run_of, subject_of
 
 if TYPE_CHECKING:
     from controller.model.records import Run, Tombstone
@@ -33,8 +33,7 @@ def show(call: Call, subject: str) -> None:
         body = {"run": views.run_whole(run, now, here)}
         call.output.answer("show", body, views.run_page(run, call.times(now), here))
         return
-    from msgspec import to_builtins
-
+    from controller.cli.pending import pending_whole
     from controller.engine.status import flights_of, pending_mutation
 
     document = snapshot.document
@@ -51,7 +50,7 @@ def show(call: Call, subject: str) -> None:
             next="controller status",
         )
     flight = flights_of(call.store, [wanted]).get(wanted)
-    pending = None if entry is None else to_builtins(pending_mutation(wanted, entry, flight))
+    pending = None if entry is None else pending_whole(pending_mutation(document, wanted, entry, flight, now))
     whole = views.slot_whole(document, wanted, pending)
     call.output.answer("show", {"slot": whole}, views.slot_page(whole, call.times(now)))
 
@@ -63,7 +62,7 @@ def show(call: Call, subject: str) -> None:
 )
 @click.option("--state", type=click.Choice(STATES), help="Only runs in this state, or in this view.")
 @click.option("--queue", type=Named(), metavar="Q", shell_complete=completed("queues"), help="Only runs of this queue.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, metavar="N", help="At most so many.")
+@click.option("--limit", type=Whole(1), default=50, show_default=True, metavar="N", help="At most so many.")
 @click.pass_obj
 def runs(call: Call, state: str | None, queue: str | None, limit: int) -> None:
     """List runs, the newest first.

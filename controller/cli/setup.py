@@ -9,7 +9,7 @@ import click
 from controller.api import options
 from controller.api import settings as config
 from controller.cli.call import Call
-from controller.cli.verb import Verb
+from controller.cli.verb import Verb, Whole
 from controller.model.errors import UsageFault
 from controller.model.records import ID_GRAMMAR, MAX_SLOTS, is_id
 
@@ -25,7 +25,7 @@ SLOTS = 4
     ],
 )
 @click.option("--fleet", default="fleet", show_default=True, metavar="NAME", help="What the fleet is called.")
-@click.option("--slots", type=click.IntRange(1, MAX_SLOTS), metavar="N", help=f"Workers at once.  [default: {SLOTS}]")
+@click.option("--slots", type=Whole(1, MAX_SLOTS), metavar="N", help=f"Workers at once.  [default: {SLOTS}]")
 @click.option("--provider", type=click.Choice(options.KINDS), help="Who makes workers.  [default: local]")
 @click.option("--provider-command", metavar="CMD", help="The program, split as a shell would; implies command.")
 @click.pass_obj

@@ -12,7 +12,7 @@ from msgspec import UNSET, structs
 from controller.api.settings import absolute
 from controller.cli.call import Call
 from controller.cli.values import Moment, Named, Text, json_value
-from controller.cli.verb import Duration, Variable, Verb, completed
+from controller.cli.verb import Duration, Variable, Verb, Whole, completed
 from controller.model.errors import Conflict, UsageFault
 from controller.model.records import Priority, Step
 
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 @click.option("--at", type=Moment(), metavar="MOMENT", help="Due only then, such as 2026-12-01T06:00:00Z.")
 @click.option(
     "--attempts",
-    type=click.IntRange(1, 1_000_000),
+    type=Whole(1, 1_000_000),
     metavar="N",
     help="How often it may fail.  [default: that of the queue]",
 )
 @click.option(
     "--crashes",
-    type=click.IntRange(1, 1_000_000),
+    type=Whole(1, 1_000_000),
     metavar="N",
     help="How often its holder may be lost.  [default: as often as it may fail]",
 )
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 @click.option("--concurrency-key", type=Text(), metavar="K", help="What it works on, such as db-1.")
 @click.option(
     "--concurrency",
-    type=click.IntRange(1, 1_000_000),
+    type=Whole(1, 1_000_000),
     metavar="N",
     help="Start it only while fewer than N of its key run.  [default: 1]",
 )
@@ -247,6 +247,7 @@ def _from_file(path: str, run_id: str | None, attempts: int | None) -> Submissio
     import sys
 
     from controller.api.graph import MOST_BYTES, read
+    from controller.api.words import brief
 
     if path == "":
         raise UsageFault("an empty path", where="--file", next="give a file, or - for stdin")
@@ -261,7 +262,7 @@ def _from_file(path: str, run_id: str | None, attempts: int | None) -> Submissio
             with place.open("rb") as file:
                 data = file.read(MOST_BYTES + 1)
         except OSError as error:
-            raise UsageFault(f"it cannot be read: {error.strerror}", where=path, next="check --file") from error
+            raise UsageFault(f"it cannot be read: {error.strerror}", where=brief(path), next="check --file") from error
     toml = {".toml": True, ".json": False}.get(Path(path).suffix)
     return read(data, source=source, base=base, toml=toml, id=run_id, attempts=attempts)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from controller.cli.text import BOLD, painted, pairs, telling, width
 
-FREE: Final = ("COMMAND", "DETAIL", "WHY", "REASON", "NEEDS", "WHAT", "MEANING", "ERROR")
+FREE: Final = ("COMMAND", "DETAIL", "WHY", "REASON", "NEEDS", "WHAT", "MEANING", "ERROR", "WILL")
 """Columns of running text: the only ones that are cut."""
 TELLING: Final = ("STATE", "OUTCOME", "CLASS")
 """Columns whose words have a meaning that a colour can repeat."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from controller.model.errors import UsageFault
-from controller.model.records import ID_GRAMMAR, is_id
+from controller.model.records import ID_GRAMMAR, is_id, is_visible
 
 if TYPE_CHECKING:
     from msgspec import Raw, UnsetType
@@ -58,7 +58,7 @@ class Text(_TextType):
             value.encode()
         except UnicodeEncodeError:
             self.fail("it is not UTF-8.", param, ctx)
-        if not value.strip() or len(value) > _LONGEST_TEXT:
+        if not is_visible(value) or len(value) > _LONGEST_TEXT:
             self.fail(f"give a text of 1 to {_LONGEST_TEXT} characters.", param, ctx)
         return str(value)
 
@@ -146,6 +146,7 @@ def _bytes(given: str, option: str, most: int) -> bytes:
     import sys
 
     from controller.api.settings import absolute
+    from controller.api.words import brief
 
     if given == "-":
         if sys.stdin is None:
@@ -159,4 +160,6 @@ def _bytes(given: str, option: str, most: int) -> bytes:
         with absolute(given[1:]).open("rb") as file:
             return file.read(most + 1)
     except OSError as error:
-        raise UsageFault(f"it cannot be read: {error.strerror}", where=given[1:], next=f"check {option}") from error
+        raise UsageFault(
+            f"it cannot be read: {error.strerror}", where=brief(given[1:]), next=f"check {option}"
+        ) from error

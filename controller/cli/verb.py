@@ -131,9 +131,18 @@ def _help(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
+class Whole(click.IntRange):
+    """A number in digits alone: `int` also takes `1_0`, `+1`, white space and the digits of other scripts."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
+            self.fail(f"{value!r} is not a whole number.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 parallelism_option = click.option(
     "--parallelism",
-    type=click.IntRange(1, 256),
+    type=Whole(1, 256),
     default=PARALLELISM,
     show_default=True,
     metavar="N",

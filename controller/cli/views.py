@@ -275,40 +275,9 @@ def slot_page(whole: Mapping[str, Any], times: Times) -> Iterator[str]:
         yield "no pending mutation"
     else:
         yield "pending mutation"
+        from controller.cli.pending import pending_page
+
         yield from (f"  {line}" for line in pending_page(pending, times))
-
-
-def pending_page(pending: Mapping[str, Any], times: Times) -> Iterator[str]:
-    """One entry of `pending_mutations` for people, whole."""
-    lines = [
-        ("slot", f"{pending['slot']}: {pending['type']}" + (f" for run {pending['run']}" if pending["run"] else "")),
-        ("key", pending["idempotency_key"] + ("" if pending["key_derives"] else "  DOES NOT DERIVE FROM ITS CONTENT")),
-        ("parked", times.told(pending["parked_at"])),
-        ("sends", str(pending["sends"])),
-    ]
-    if pending["sent_at"] is not None:
-        lines.append(("last sent", times.told(pending["sent_at"])))
-    if pending["not_before"] is not None:
-        lines.append(("not before", times.told(pending["not_before"])))
-    if pending["last_reason"]:
-        lines.append(("last outcome", EXPLAINED[Reason(pending["last_reason"])].text))
-    if pending["last_error"]:
-        lines.append(("last error", shown(pending["last_error"])))
-    lines.append(("in flight", _flight(pending["flight"], times)))
-    yield from text.pairs(lines)
-
-
-def _flight(flight: Mapping[str, Any] | None, times: Times) -> str:
-    if flight is None:
-        return "no"
-    words = f"yes, {flight['process']} pid {flight['pid']}"
-    if flight["command"]:
-        words += f" ({shown(flight['command'])})"
-    if flight["since_at"] is not None:
-        words += f" since {times.told(flight['since_at'])}"
-    if flight["deadline_at"] is not None:
-        words += f", deadline {times.told(flight['deadline_at'])}"
-    return words if flight["certain"] else f"{words}; it cannot be seen from here"
 
 
 def event_whole(event: Event) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import click
 from controller.cli.call import Call
 from controller.cli.leases import lease_option, queue_option
 from controller.cli.values import Text
-from controller.cli.verb import Duration, Verb, completed
+from controller.cli.verb import Duration, Verb, Whole, completed
 from controller.model.errors import UsageFault
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ],
 )
 @queue_option
-@click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N", help="Runs at once.")
+@click.option("--jobs", type=Whole(1, 256), default=1, show_default=True, metavar="N", help="Runs at once.")
 @click.option("--owner", type=Text(), metavar="NAME", help="Who holds them.  [default: HOST:PID]")
 @lease_option
 @click.option(
