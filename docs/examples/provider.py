@@ -7,6 +7,9 @@ What it does not do: limit the size of a step's log or the number of steps at on
 (it is then reported as exited, how is unknowable); find a process that left its step's process group; give steps a
 user or limits of their own; give steps a grace time in `deallocate`; answer `wait`.
 
+A worker's data is its directory. Its compute is no more than the leave to run steps there; it has an identity of its
+own all the same, as a machine has, so that a resume can be told from what was there before.
+
 Everything is written durably before it is answered. A step has begun once its wrapper has linked the file `began`: of
 two wrappers, or a wrapper and a cancel, only one can, so no step starts twice. The wrapper outlives this program, and
 writes how the step ended before anybody asks.
@@ -130,7 +133,7 @@ def step_seen(step: Path) -> Json:
 
 def worker_seen(home: Path, worker: Json) -> Json:
     steps = [step_seen(began.parent) for began in sorted(home.glob("steps/*/began"))]
-    return worker | {"id": str(home), "resources": {"directory": {"id": str(home)}}, "steps": steps}
+    return worker | {"id": f"{worker['slot']}-{worker['assignment']}", "steps": steps}
 
 
 def accept(home: Path, action: Json) -> Json:
@@ -148,20 +151,40 @@ def accept(home: Path, action: Json) -> Json:
     return {"outcome": "done", "step": step_seen(step)}
 
 
+def create(action: Json, home: Path, worker: Json | None) -> Json:
+    """A new worker, or new compute for the data of one whose compute is off: that is a resume."""
+    named, key = action["resources"].get("data"), action["idempotency_key"]
+    data, tokens = {"id": str(home), "immutable_id": key}, {}
+    if worker is None and named:
+        return {"outcome": "rejected", "reason": f"{named['id']} is not there"}
+    if worker and worker["key"] != key:
+        holds = f"{worker['assignment']}, generation {worker['generation']}, {worker['state']}"
+        older = worker["assignment"] == action["assignment"] and worker["generation"] < action["generation"]
+        if not older or worker["state"] == "ready":
+            return {"outcome": "rejected", "reason": f"the slot holds {holds}"}
+        data, tokens = worker["resources"]["data"], worker["tokens"]
+        if named not in (None, data):
+            return {"outcome": "identity_refused", "reason": f"the data here is {data}"}
+    if not worker or worker["key"] != key:
+        worker = {name: action[name] for name in ("slot", "lineage", "assignment", "generation")}
+        compute = {"id": f"{home}/{action['generation']}", "immutable_id": key}
+        worker |= {"key": key, "state": "ready", "tokens": tokens, "resources": {"data": data, "compute": compute}}
+        save(home / "worker.json", worker)
+    return {"outcome": "done", "worker": worker_seen(home, worker)}
+
+
 def perform(action: Json, home: Path, worker: Json | None) -> Json:
     kind, ask = action["type"], action["request"]
-    same = worker is not None and worker["assignment"] == action["assignment"]
     if kind == "create":
-        if worker and (not same or worker["generation"] > action["generation"]):
-            return {"outcome": "rejected", "reason": f"the slot holds {worker['assignment']}"}
-        made = {name: action[name] for name in ("slot", "lineage", "assignment", "generation")}
-        made |= {"state": "ready", "tokens": worker["tokens"] if worker else {}}
-        save(home / "worker.json", made)
-        return {"outcome": "done", "worker": worker_seen(home, made)}
+        return create(action, home, worker)
+    same = worker is not None and worker["assignment"] == action["assignment"]
     if worker is None or not same:
         return {"outcome": "rejected" if kind == "execute" else "done", "reason": "that worker is not there"}
     if worker["generation"] != action["generation"]:
         return {"outcome": "rejected", "reason": f"that worker is at generation {worker['generation']}"}
+    for name, recorded in action["resources"].items():
+        if worker["resources"].get(name, recorded) != recorded:  # what is gone is no obstacle: deleting it is done
+            return {"outcome": "identity_refused", "reason": f"the {name} here is {worker['resources'][name]}"}
     if kind in {"execute", "cancel"}:
         if action["token"] < worker["tokens"].get(action["run"], 0):
             return {"outcome": "rejected", "reason": f"token {action['token']} of run {action['run']} is stale"}
@@ -177,9 +200,9 @@ def perform(action: Json, home: Path, worker: Json | None) -> Json:
         return {"outcome": "pending", "retry_after_ms": 200}
     if kind == "cancel":
         return {"outcome": "done", "step": step_seen(steps[0])} if steps[0].exists() else {"outcome": "done"}
-    save(home / "worker.json", worker | {"state": "dark"})
     if kind == "delete_compute":
-        shutil.rmtree(home / "work", ignore_errors=True)
+        worker["resources"].pop("compute", None)
+    save(home / "worker.json", worker | {"state": "dark"})
     if kind == "reset":
         trash = home.rename(home.with_name(f".{home.name}.{action['idempotency_key']}"))
         shutil.rmtree(trash, ignore_errors=True)
