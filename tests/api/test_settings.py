@@ -29,8 +29,8 @@ def uncommented() -> str:
 
 def test_the_defaults_that_the_template_shows_are_the_defaults() -> None:
     read = config.parse(uncommented(), "f")
-    # Budgets are one number each there: as many crashes as attempts.
-    assert read.policy == Policy(by_queue={"default": QueuePolicy(crashes=QueuePolicy().attempts)})
+    # Budgets are one number each there: as many crashes as attempts. And so is max: as many as slots.
+    assert read.policy == Policy(most=Policy().slots, by_queue={"default": QueuePolicy(crashes=QueuePolicy().attempts)})
     assert structs.replace(read.provider, env={}, deadlines={}) == ProviderSettings()
     assert read.provider.deadlines == {
         name: round(seconds * 1000) for name, seconds in structs.asdict(Deadlines()).items()
@@ -128,6 +128,7 @@ def test_workers_of_another_kind_of_provider_refuse_the_configuration() -> None:
     assert "slot 3" in refusal.value.where
     assert "the-file" in refusal.value.where
     assert 'kind = "command"' in refusal.value.next
+    assert "controller forget 3 --reason WHY --confirm-forget" in refusal.value.next
 
 
 def test_a_program_found_through_the_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

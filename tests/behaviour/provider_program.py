@@ -61,6 +61,9 @@ def do():
             made = {"slot": slot, "lineage": action["lineage"], "assignment": action["assignment"],
                     "generation": action["generation"], "id": f"vm-{slot}-{action['serial']}", "state": "ready",
                     "resources": {"vm": {"id": f"vm-{slot}-{action['serial']}", "immutable_id": key[:8]}}, "steps": []}
+            known = worker()
+            if known and known["assignment"] == action["assignment"]:  # a resume: the machine is switched on again
+                made = known | {"generation": action["generation"], "state": "ready"}
             path.write_text(json.dumps(made))
             answer["worker"] = made
         elif path.exists():

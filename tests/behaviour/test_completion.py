@@ -69,7 +69,7 @@ def slots(controller: Controller) -> Controller:
 
 def test_commands_complete_from_nothing_and_from_their_beginning(fleet: Controller) -> None:
     assert in_bash(fleet, "") == list(COMMANDS)
-    assert in_bash(fleet, "re") == ["reconcile", "replay-pending", "retry"]
+    assert in_bash(fleet, "re") == ["reconcile", "replay-pending", "retry", "release", "resume"]
     assert in_bash(fleet, "state", "") == ["accept"]
     assert in_bash(fleet, "nonsense") == []
 
@@ -144,7 +144,7 @@ def test_without_a_sound_document_nothing_is_said_and_nothing_written(fleet: Con
     for shell in ("bash", "zsh", "fish"):
         done = asked(fleet, "controller show ", "2", shell=shell)
         assert (done.exit, done.stdout, done.stderr) == (0, "", ""), str(done)
-    assert in_bash(fleet, "re") == ["reconcile", "replay-pending", "retry"]
+    assert in_bash(fleet, "re") == ["reconcile", "replay-pending", "retry", "release", "resume"]
     assert tree(fleet.home) == before
 
 

@@ -23,10 +23,12 @@ SHOWN = re.compile(r"^\s*(?:\$ |[-*/0-9 ]*\*  )?(controller .+)$", re.MULTILINE)
 COMMANDS = [
     *("init", "submit", "wait", "reconcile", "run", "replay-pending", "status", "show", "runs", "history", "withdraw"),
     *("cancel", "retry", "logs", "explain", "drain", "fsck", "doctor", "state accept", "completion", "version"),
+    *("release", "resume", "surrender", "abandon", "adopt", "delete-unrecorded", "cordon", "uncordon", "forget"),
     *("queue", *(f"queue {verb}" for verb in VERBS)),
 ]
 END = "run hello succeeded\n"
-PLACEHOLDERS = {"RUN": "r-1", "CMD": "/bin/true", "COMMAND": "true", "[ARGUMENT...]": "", "N": "1"}
+PLACEHOLDERS = {"RUN": "r-1", "CMD": "/bin/true", "COMMAND": "true", "[ARGUMENT...]": "", "N": "1", "slot:N": "slot:1"}
+PLACEHOLDERS |= {"KEY": "0" * 64, "SHA": "0" * 64, "WHY": "it has to be"}
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"\b[0-9.]+(?:ms|s|m)\b")
 MOMENT = re.compile(r"\b[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
@@ -35,6 +37,7 @@ MOMENT = re.compile(r"\b[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 def typed(text: str) -> tuple[str, ...]:
     """The arguments of a command as a document shows it, its placeholders filled in, without a directory of its own."""
     words = shlex.split(text, comments=True)[1:]
+    words = words[: words.index(">")] if ">" in words else words
     if words[:1] == ["--state-dir"]:
         words = words[2:]
     return tuple(word for word in (PLACEHOLDERS.get(word, word) for word in words) if word)
@@ -113,6 +116,8 @@ def check(controller: Controller, fleet: Path, text: str) -> None:
     args = typed(text)
     if "init" not in args:
         shutil.copytree(fleet, controller.state)
+    if "--proof" in args:
+        controller.home.joinpath(args[args.index("--proof") + 1]).write_text("{}")
     if "--file" in args:
         shutil.copytree(ROOT / "docs" / "examples", controller.home / "docs" / "examples")
     serves = "run" in args or (args[:2] == ("queue", "work") and "--until-empty" not in args)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from controller.model.reason import EXPLAINED, Reason
 from tests.behaviour.driver import Controller
 from tests.behaviour.provider_program import Program, wait_until
 
@@ -295,3 +296,23 @@ def test_a_configuration_that_cannot_be_meant_is_refused_before_anything_changes
     program.controller.configure("fleet", "slotz = 3")
     assert program.controller.run(*command).exit == 2
     assert (program.controller.state / "controller.json").read_bytes() == before
+
+
+def test_an_action_that_is_too_old_is_said_not_to_be_sent_again(controller: Controller) -> None:
+    program = Program(controller, slots=1)
+    program.always("describe", {"reply": {"key_ttl_ms": 1}})
+    program.always("create", {"instead": "", "do": False})
+    program.submit("a")
+    assert controller.run("reconcile", "--apply").exit == 5
+    (pending,) = controller.json("status")["pending_mutations"]
+    key = pending["idempotency_key"]
+    typed = ["controller reconcile --apply", f"controller abandon 1 --key {key} --reason WHY --confirm-abandon"]
+    assert (pending["key_expired"], pending["next"]) == (True, typed)
+    waiting = [{"slot": 1, "idempotency_key": key, "key_expired": True, "next": typed}]
+    assert controller.json("replay-pending", "--dry-run")["waiting_for_looks"] == waiting
+    assert controller.json("replay-pending", exit=5)["waiting_for_looks"] == waiting
+    assert controller.json("show", "slot:1")["slot"]["pending_mutation"]["next"] == typed
+    for command in ("status", "replay-pending"):
+        page = controller.run(command).stdout
+        assert f"{EXPLAINED[Reason.KEY_EXPIRED].text}: looks settle it" in page
+        assert all(f"next: {line}" in page for line in typed)

@@ -206,4 +206,125 @@ def test_explain_counts_in_words(controller: Controller) -> None:
     content = document(controller)
     content["pending_actions"]["1"]["last_reason"] = "identity_refused"
     write_document(controller, content)
-    assert "next: Remove or rename the worker at the provider" in controller.run("explain", "slot:1").stdout
+    assert "--confirm-abandon" in controller.run("explain", "slot:1").stdout
+
+
+AT = 1_700_000_000_000
+"""Long ago for whoever reads the clock now."""
+
+
+def standing(controller: Controller, **sections: Any) -> dict[str, Any]:
+    """The answer of status once these sections are in the document."""
+    write_document(controller, {**document(controller), **sections})
+    answer: dict[str, Any] = controller.json("status")
+    return answer
+
+
+def test_a_fleet_with_nothing_to_see_to_has_no_word_of_it(controller: Controller) -> None:
+    controller.init()
+    answer = controller.json("status")
+    sections = ("cordoned", "unreleased", "unrecorded", "disowned_actions", "breakers", "paused_queues")
+    assert [answer[name] for name in sections] == [[]] * len(sections)
+    text = controller.run("status", check=True).stdout
+    for word in ("cordoned", "not released", "unrecorded", "disowned", "breaker", "paused", "next:"):
+        assert word not in text
+
+
+def test_cordoned_and_draining_slots_and_paused_queues_are_told(controller: Controller) -> None:
+    controller.init()
+    slots = {"2": {"cordoned": True}, "4": {"cordoned": True, "draining": True}}
+    answer = standing(controller, slots=slots, queues={"fleet": {"paused": True}})
+    lift = [f"controller uncordon {slot} --reason WHY --confirm-uncordon" for slot in (2, 4)]
+    assert answer["cordoned"] == [
+        {"slot": 2, "draining": False, "next": [lift[0]]},
+        {"slot": 4, "draining": True, "next": [lift[1]]},
+    ]
+    assert answer["paused_queues"] == ["fleet"]
+    text = controller.run("status", check=True).stdout
+    assert re.search(r"^cordoned +slot 2, slot 4 \(draining\)$", text, re.MULTILINE)
+    assert re.search(r"^paused +queue fleet$", text, re.MULTILINE)
+    assert f"  slot 2\n    next: {lift[0]}\n" in text
+
+
+def kept(slot: int, run: str, state: str, **fields: object) -> dict[str, Any]:
+    tags = {"slot": slot, "assignment": f"a-{slot}", "generation": 1, "provider": "local", "id": f"w-{slot}"}
+    return {**tags, "created_at": AT, "changed_at": AT, "state": state, "run": run, **fields}
+
+
+def test_workers_that_are_not_released_are_told_with_their_run_since_when_why_and_what_to_type(
+    controller: Controller,
+) -> None:
+    controller.init("--slots", "4")
+    controller.configure("fleet", 'release = "proof"')
+    controller.run("submit", "--id", "a", "--", "true", check=True)
+    run = document(controller)["runs"]["a"]
+    ended = {**run, "state": "failed", "reason": "exit_code", "finished_at": AT + 5}
+    workers = {
+        "1": kept(1, "a", "assigned", idle_since={"began_at": AT, "ended_at": AT + 1}),
+        "2": kept(2, "a", "deallocated", reason="idle_release"),
+        "3": kept(3, "a", "lost"),
+        "4": {name: value for name, value in kept(4, "a", "ready").items() if name != "run"},
+    }
+    answer = standing(controller, runs={"a": ended}, workers=workers)
+    rows = [(each["slot"], each["run"], each["state"], each["since_at"]) for each in answer["unreleased"]]
+    assert rows == [(slot, "a", workers[str(slot)]["state"], AT + 5) for slot in (1, 2, 3)]
+    assert [each["reason"] for each in answer["unreleased"]] == ["not_released", "idle_release", "data_left"]
+    assert [each["until_at"] is not None for each in answer["unreleased"]] == [True, False, False]
+    assert all("controller release a --template > proof.json" in each["next"] for each in answer["unreleased"])
+    text = controller.run("--exact-times", "status", check=True).stdout
+    assert "not released: 3\n" in text
+    since = "over 2023-11-14 22:13:20Z: "
+    assert f"  slot 1: run a, assigned, {since}waits for its release proof (not_released)" in text
+    assert f"  slot 3: run a, lost, {since}gone, but its data is not released (data_left)\n" in text
+    assert "    next: controller release a --template > proof.json\n" in text
+
+
+def test_what_was_seen_unrecorded_and_disowned_actions_are_told_whole(controller: Controller) -> None:
+    controller.init()
+    action = parked(controller, 2)
+    key = action["idempotency_key"]
+    seen = {"assignment": "a-9", "generation": 2, "id": "w\x1b9", "state": "dark", "at": AT, "running": 3}
+    seen["resources"] = {"vm": {"id": "i-9", "immutable_id": "x-9"}}
+    gone = {"action": action, "at": AT, "reason": "unknown", "detail": "closed", "by": "ops@example.org"}
+    answer = standing(
+        controller,
+        workers={},
+        pending_actions={},
+        slots={"3": {"unrecorded": [seen], "unrecorded_more": 7}},
+        disowned={key: gone, "0" * 64: {**gone, "proven": "absent", "proven_at": AT + 1, "sent_at": AT}},
+    )
+    (found,) = answer["unrecorded"]
+    assert (found["slot"], found["assignment"], found["generation"], found["running"]) == (3, "a-9", 2, 3)
+    assert (found["seen_at"], len(found["identity"]), found["more"]) == (AT, 64, 7)
+    other, own = sorted(answer["disowned_actions"], key=lambda each: str(each["idempotency_key"]) == key)
+    assert (own["slot"], own["type"], own["idempotency_key"], own["key_derives"]) == (2, "create", key, True)
+    assert (own["proven"], own["by"], own["disowned_at"], own["next"] != []) == (None, "ops@example.org", AT, True)
+    assert (other["proven"], other["proven_at"], other["key_derives"], other["next"]) == ("absent", AT + 1, False, [])
+    assert answer["disowned"] == 2
+    text = controller.run("status", check=True).stdout
+    assert r"slot 3: w\x1b9 (a-9 generation 2), dark, vm i-9 x-9, 3 running steps" in text
+    assert f"identity {found['identity']}; and 7 more in this slot" in text
+    assert "unrecorded: 8, shown by the provider" in text
+    assert f"what it did is not proven, key {key}\n" in text
+    assert "proven absent" in text
+    assert f"key {'0' * 64}  DOES NOT DERIVE FROM ITS CONTENT" in text
+    found = controller.json("fsck", exit=5)["violations"]
+    assert {("unrecorded", "slot:3"), ("disowned-key", "slot:2")} <= {(each["id"], each["subject"]) for each in found}
+
+
+def test_a_breaker_that_is_not_closed_is_told_since_when_why_and_when_it_tries_again(controller: Controller) -> None:
+    controller.init()
+    open_ = {"failures": 7, "opened_at": 2 * AT, "why": "no \x1b answer"}
+    half = {"failures": 5, "opened_at": AT, "why": "quota"}
+    answer = standing(controller, providers={"far": open_, "test": half, "well": {"failures": 2}})
+    (test,) = [each for each in answer["breakers"] if each["provider"] == "test"]
+    assert (test["state"], test["failures"], test["opened_at"], test["retry_at"]) == ("half_open", 5, AT, AT + 30_000)
+    assert (test["why"], test["next"]) == ("quota", ["controller doctor"])
+    assert {each["provider"] for each in answer["breakers"]} == {"far", "test"}
+    text = controller.run("--exact-times", "status", check=True).stdout
+    assert "circuit breaker: nothing new is asked of a provider that fails" in text
+    assert (
+        "  provider test: half-open since 2023-11-14 22:13:20Z, 5 failures in a row, the last: quota; "
+        "one action is tried next\n" in text
+    )
+    assert r"no \x1b answer" in text

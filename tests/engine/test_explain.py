@@ -263,7 +263,7 @@ def test_many_steps_are_not_all_told() -> None:
     [
         (WorkerState.CREATING, "is being made"),
         (WorkerState.READY, "is ready and idle"),
-        (WorkerState.ASSIGNED, "holds run a"),
+        (WorkerState.ASSIGNED, "is kept for run a, which is queued again"),
         (WorkerState.RELEASED, "is free of its run"),
         (WorkerState.DEALLOCATED, "is stopped"),
         (WorkerState.COMPUTE_REMOVED, "has no compute left"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from controller.engine import outcomes, pending
+from controller.engine import calls, outcomes, pending
 from controller.engine.gather import Waiting
 from controller.engine.pending import Answer, Sender, Sent, park
 from controller.model.action import Action
@@ -165,7 +165,7 @@ def test_a_provider_process_is_ended_only_past_its_deadline(
         ended.append(identity)
         return True
 
-    monkeypatch.setattr(pending, "end_group", end)
+    monkeypatch.setattr(calls, "end_group", end)
     fleet.submit("a")
     fleet.park()
     key = fleet.action(1).idempotency_key
@@ -183,7 +183,7 @@ def test_a_provider_process_is_ended_only_past_its_deadline(
 def test_a_provider_process_that_cannot_be_ended_keeps_its_slot_busy_past_its_deadline(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending, "end_group", lambda *_: False)
+    monkeypatch.setattr(calls, "end_group", lambda *_: False)
     fleet.submit("a")
     fleet.park()
     key = fleet.action(1).idempotency_key

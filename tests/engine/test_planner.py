@@ -5,41 +5,27 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from controller.engine import outcomes
-from controller.engine.looks import APART_MS
 from controller.engine.planner import Ground, plan
+from controller.engine.sight import APART_MS
 from controller.model.action import action_of, verify
-from controller.model.edit import Draft, apply_edit
 from controller.model.invariants import violations
 from controller.model.inventory import Seen, SeenStep, StepSeen
 from controller.model.policy import Policy
 from controller.model.reason import Reason
-from controller.model.records import ActionType, Document, RunState, StepState, WorkerState
-from controller.provider.protocol import Done, Outcome
-from tests.engine.scenes import GROUND, NOW, look, planned, seen, with_runs
-
-
-def settled(document: Document, slot: int, outcome: Outcome | outcomes.Evidence, *, now: int = NOW) -> Document:
-    """The document after an answer for, or a look's proof about, the slot's pending action was applied."""
-    entry = document.pending_actions[slot]
-    draft = Draft(document, now=now, command="reconcile")
-    outcomes.settle(draft, slot, entry, action_of(entry), outcome, GROUND.policy)
-    return apply_edit(document, draft.edit())
-
-
-def with_ready_worker(*runs: str, attempts: int = 1) -> Document:
-    """Slot 1 has a worker that was made for the first run, and nothing is parked."""
-    document, _ = planned(with_runs(*runs, attempts=attempts))
-    return settled(document, 1, Done(worker=seen(document, 1)))
-
-
-def with_running_step(run: str = "a", attempts: int = 1) -> tuple[Document, str]:
-    """Run *run* is running its only step in slot 1; the key that started it."""
-    document, made = planned(with_ready_worker(run, attempts=attempts))
-    return settled(document, 1, Done()), made.parks[0].key
-
-
-def ended(key: str, **how: int) -> SeenStep:
-    return SeenStep(key, StepSeen.EXITED, how.get("exit_code"), how.get("signal"))
+from controller.model.records import ActionType, RunState, StepState, WorkerState
+from controller.provider.protocol import Done
+from tests.engine.scenes import (
+    GROUND,
+    NOW,
+    ended,
+    look,
+    planned,
+    seen,
+    settled,
+    with_ready_worker,
+    with_running_step,
+    with_runs,
+)
 
 
 def test_planning_twice_gives_equal_plans_and_changes_nothing() -> None:
@@ -224,9 +210,10 @@ def test_an_idle_worker_is_taken_down_to_the_last_record() -> None:
     document, key = with_running_step()
     document, _ = planned(document, look(document, seen(document, 1, steps=[ended(key, exit_code=0)])))
     late = NOW + GROUND.policy.idle_ms
+    shown = [Seen.READY, Seen.DARK, Seen.GONE]
     types = []
     while document.workers:
-        document, made = planned(document, now=late)
+        document, made = planned(document, look(document, seen(document, 1, shown.pop(0)), at=late), now=late)
         types.append(made.parks[0].type)
         document = settled(document, 1, Done(), now=late)
     assert types == [ActionType.DEALLOCATE, ActionType.DELETE_COMPUTE, ActionType.RESET]

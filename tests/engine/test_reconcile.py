@@ -13,7 +13,7 @@ from controller.engine.planner import Ground, plan
 from controller.engine.queue import cancel, set_draining
 from controller.engine.reconcile import MAX_PASSES
 from controller.model.action import Action
-from controller.model.errors import ProviderFailed
+from controller.model.errors import ProviderFailed, SlotRetained
 from controller.model.invariants import violations
 from controller.model.inventory import Inventory, Seen
 from controller.model.policy import Backoff
@@ -83,7 +83,8 @@ def test_a_second_reconcile_sends_nothing_and_changes_nothing(fleet: Fleet) -> N
 def test_a_preview_changes_nothing(fleet: Fleet) -> None:
     fleet.submit("a")
     before = fleet.bytes()
-    assert [park.type for park in fleet.reconciler().preview().parks] == [ActionType.CREATE]
+    _, _, planned = fleet.reconciler().preview()
+    assert [park.type for park in planned.parks] == [ActionType.CREATE]
     assert fleet.bytes() == before
     assert fleet.provider.sends() == []
 
@@ -428,3 +429,17 @@ def _run_until_death(act: Callable[[], object]) -> bool:
     except Died:
         return True
     return False
+
+
+def test_a_reconcile_says_what_it_leaves_alone_and_that_somebody_has_to_look(fleet: Fleet) -> None:
+    fleet.provider = type(fleet.provider)(LINEAGE)
+    fleet.submit("a")
+    fleet.reconciler().reconcile()
+    worker = fleet.provider.workers[1]
+    worker.seen = replace(worker.seen, id="another")
+    report = fleet.reconciler().reconcile()
+    (told,) = report.errors
+    assert isinstance(told, SlotRetained)
+    assert told.what == "slot 1 is left alone: worker fake-1-a-1 is recorded, and another is shown"
+    assert (told.where, told.next) == ("slot 1, identity_changed", "controller explain slot:1 --live")
+    assert (report.exit_code(fleet.document), report.stuck) == (5, {1})

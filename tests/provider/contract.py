@@ -1,160 +1,30 @@
 """The conformance suite of providers: what every adapter must do, whatever it asks.
 
 A suite subclasses `ProviderContract` and gives `make`. Where a provider has no real processes, it says so with
-`real_processes` and ends its steps in `finish`.
+`real_processes` and ends its steps in `finish`; where compute can be lost, `lose` loses it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
-from msgspec import Raw
 
 from controller.clock import Clock, SystemClock
-from controller.model.action import Action, CancelRequest, ExecuteRequest, decode, mint
-from controller.model.inventory import Seen, SeenStep, SeenWorker, StepSeen
-from controller.model.process import Liveness, ProcessIdentity
+from controller.model.action import ExecuteRequest
+from controller.model.inventory import Seen, StepSeen
+from controller.model.process import Liveness
 from controller.model.records import ActionType
 from controller.provider.process import liveness
-from controller.provider.protocol import Done, Outcome, Pending, Provider, Rejected, Unknown
+from controller.provider.protocol import Done, Provider, Rejected
+from tests.provider.asker import LINEAGE, OTHER_LINEAGE, PATIENCE, SLEEP, TEARDOWN, Asker, Sent, until
+from tests.provider.resuming import ResumeContract
 
-LINEAGE = "0b6c1de4-6a0f-4c2e-9d53-3d2f3d1d9a01"
-OTHER_LINEAGE = "0b6c1de4-6a0f-4c2e-9d53-3d2f3d1d9a02"
-PATIENCE = 20.0
-"""Seconds until a case gives up; none takes them unless it fails."""
-
-Sent = tuple[Action, Raw]
+__all__ = ["LINEAGE", "OTHER_LINEAGE", "PATIENCE", "SLEEP", "TEARDOWN", "Asker", "ProviderContract", "Sent", "until"]
 
 
-def until(clock: Clock, condition: Callable[[], bool]) -> None:
-    """Return once *condition* holds; fail the test when it does not come to hold."""
-    deadline = clock.monotonic() + PATIENCE
-    while not condition():
-        assert clock.monotonic() < deadline, "this did not come true"
-        clock.sleep(0.02)
-
-
-class Asker:
-    """Mints actions for one lineage and asks a provider, as an engine does: the same key again while it is pending."""
-
-    def __init__(self, provider: Provider, clock: Clock, lineage: str = LINEAGE) -> None:
-        self.provider = provider
-        self.clock = clock
-        self.lineage = lineage
-        self.registered: list[tuple[ProcessIdentity, int]] = []
-        self._serial = 0
-
-    def mint(
-        self,
-        type: ActionType,  # noqa: A002 - the wire's word
-        slot: int = 1,
-        *,
-        assignment: str = "a-1",
-        generation: int = 1,
-        request: msgspec.Struct | None = None,
-        settled: tuple[str, ...] = (),
-        run: str | None = None,
-        token: int | None = None,
-    ) -> Sent:
-        self._serial += 1
-        of_step = run is not None and token is not None
-        _, raw = mint(
-            type=type,
-            slot=slot,
-            serial=self._serial,
-            lineage=self.lineage,
-            epoch="",
-            assignment=assignment,
-            generation=generation,
-            resources={},
-            request=request,
-            settled=settled,
-            run=run,
-            step="main" if of_step else None,
-            attempt=1 if of_step else None,
-            token=token,
-        )
-        return decode(raw), raw
-
-    def execute(
-        self,
-        argv: tuple[str, ...],
-        *,
-        run: str = "r-1",
-        token: int = 1,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        timeout_ms: int | None = None,
-        assignment: str = "a-1",
-        generation: int = 1,
-    ) -> Sent:
-        request = ExecuteRequest(argv, env or {}, None if cwd is None else str(cwd), timeout_ms, 300)
-        return self.mint(
-            ActionType.EXECUTE, assignment=assignment, generation=generation, request=request, run=run, token=token
-        )
-
-    def cancel(self, target: Sent, *, token: int = 1) -> Sent:
-        request = CancelRequest(target[0].idempotency_key, 300)
-        return self.mint(ActionType.CANCEL, request=request, run="r-1", token=token)
-
-    def once(self, sent: Sent) -> Outcome:
-        return self.provider.mutate(*sent, lambda identity, deadline: self.registered.append((identity, deadline)))
-
-    def settle(self, sent: Sent) -> Outcome:
-        deadline = self.clock.monotonic() + PATIENCE
-        while True:
-            outcome = self.once(sent)
-            if not isinstance(outcome, Pending):
-                return outcome
-            assert self.clock.monotonic() < deadline, f"pending for ever: {outcome}"
-            self.clock.sleep(min(outcome.retry_after_ms, 200) / 1000)
-
-    def done(self, sent: Sent) -> Done:
-        outcome = self.settle(sent)
-        assert isinstance(outcome, Done), outcome
-        return outcome
-
-    def create(self, slot: int = 1, *, assignment: str = "a-1", generation: int = 1) -> Sent:
-        """A worker, made and ready. One that is slow to start is asked for again, under its key, as the engine does."""
-        sent = self.mint(ActionType.CREATE, slot, assignment=assignment, generation=generation)
-        deadline = self.clock.monotonic() + PATIENCE
-        while not isinstance(outcome := self.settle(sent), Done):
-            assert isinstance(outcome, Unknown), outcome
-            assert self.clock.monotonic() < deadline, f"unknown for ever: {outcome}"
-        until(self.clock, lambda: any(w.slot == slot and w.state is Seen.READY for w in self.workers()))
-        return sent
-
-    def workers(self) -> tuple[SeenWorker, ...]:
-        look = self.provider.inventory()
-        assert look.complete
-        return look.workers
-
-    def steps(self) -> dict[str, SeenStep]:
-        return {step.idempotency_key: step for worker in self.workers() for step in worker.steps}
-
-    def step(self, sent: Sent) -> SeenStep:
-        return self.steps()[sent[0].idempotency_key]
-
-    def ended(self, sent: Sent) -> SeenStep:
-        key = sent[0].idempotency_key
-        until(self.clock, lambda: key in (steps := self.steps()) and steps[key].state is StepSeen.EXITED)
-        return self.step(sent)
-
-    def empty(self) -> None:
-        """Take everything down that is listed."""
-        for worker in self.workers():
-            for kind in (ActionType.DEALLOCATE, ActionType.DELETE_COMPUTE, ActionType.RESET):
-                self.done(self.mint(kind, worker.slot, assignment=worker.assignment, generation=worker.generation))
-
-
-TEARDOWN = (ActionType.DEALLOCATE, ActionType.DELETE_COMPUTE, ActionType.RESET)
-SLEEP = ("sleep", "600")
-
-
-class ProviderContract:
+class ProviderContract(ResumeContract):
     real_processes = True
     """Steps are real processes, which a test can watch."""
 
@@ -172,9 +42,6 @@ class ProviderContract:
         asker = Asker(make(LINEAGE), clock)
         yield asker
         asker.empty()
-
-    def finish(self, ask: Asker, sent: Sent, exit_code: int) -> None:
-        """End the step, where it does not end by itself."""
 
     # Questions
 

@@ -142,6 +142,9 @@ def test_a_reply_that_cannot_be_stored_is_unknown_and_names_slot_and_key(tmp_pat
         ("worker['assignment'] = 'a-2'\nprint(reply(worker=worker))", "assignment a-2"),
         ("worker['generation'] = 2\nprint(reply(worker=worker))", "generation 2"),
         ("worker['state'] = 'sleepy'\nprint(reply(worker=worker))", "sleepy"),
+        ("worker['id'] = ''\nprint(reply(worker=worker))", "is empty"),
+        ("worker['id'] = '\\t'\nprint(reply(worker=worker))", "is empty"),
+        ("worker['resources'] = {'vm': {'id': ''}}\nprint(reply(worker=worker))", "is empty"),
         ("print(reply(step={'idempotency_key': 'other', 'state': 'running'}))", "key other"),
         ("print(reply(step={'idempotency_key': key, 'state': 'running', 'exit_code': 0}))", "has an end"),
         ("print(reply(step={'idempotency_key': key, 'state': 'exited', 'exit_code': 0, 'signal': 9}))", "both"),
@@ -195,7 +198,13 @@ def look(tmp_path: Path, body: str) -> tuple[str, ...]:
     return (python_program(tmp_path, "")[0], str(path))
 
 
-def test_workers_of_other_lineages_are_dropped_whatever_they_hold(tmp_path: Path) -> None:
+def test_a_worker_of_another_lineage_is_passed_on_since_it_may_bear_what_is_recorded_here(tmp_path: Path) -> None:
+    argv = look(tmp_path, "workers += [workers[0] | {'lineage': 'x'}]")
+    found = command(argv, tmp_path).inventory().workers
+    assert [(worker.lineage == "x", worker.assignment) for worker in found] == [(False, "a-1"), (True, "a-1")]
+
+
+def test_workers_of_other_lineages_that_cannot_be_read_are_dropped(tmp_path: Path) -> None:
     argv = look(tmp_path, "workers += [{'lineage': 'x', 'slot': -1}, {'lineage': 'x', 'state': 7}]")
     assert [(w.slot, w.assignment) for w in command(argv, tmp_path).inventory().workers] == [(1, "a-1")]
 
@@ -220,15 +229,7 @@ def test_steps_carry_what_the_worker_knows_of_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("workers *= 2", "listed twice"),
-        ("workers[0]['slot'] = 0", "outside 1..10000"),
-        ("workers[0]['slot'] = 10001", "outside 1..10000"),
-        ("workers[0]['slot'] = True", "slot"),
-        ("workers[0]['generation'] = -1", "generation -1"),
-        ("del workers[0]['lineage']", "lineage"),
         ("workers = {}", "workers"),
-        ("workers = [[]]", "workers[0]"),
-        ("workers[0]['steps'] = [{'idempotency_key': 'k', 'state': 'running'}] * 2", "one idempotency_key"),
         ("workers[0]['size'] = 2**64", "cannot be stored"),
         ("print('listing')", "not one JSON object"),
         ("sys.exit(3)", "exited with status 3"),
@@ -241,6 +242,65 @@ def test_a_malformed_look_fails_whole_and_says_what_and_where(tmp_path: Path, bo
     assert says in failed.value.what
     assert str(tmp_path / "look.py") in failed.value.where
     assert "docs/provider-protocol.md" in failed.value.next
+
+
+SECOND = "workers += [workers[0] | {'slot': 2, 'assignment': 'a-2'}]\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("workers += [workers[0] | {'id': 'other'}]", "a-1 is listed twice"),
+        ("workers[0]['generation'] = -1", "generation -1"),
+        ("workers[0]['generation'] = '1'", "generation"),
+        ("workers[0]['state'] = 'sleepy'", "sleepy"),
+        ("del workers[0]['lineage']", "lineage"),
+        ("workers[0]['lineage'] = 7", "lineage"),
+        ("workers[0]['resources'] = []", "resources"),
+        ("workers[0]['id'] = ''", "is empty"),
+        ("workers[0]['id'] = ' \\u200b'", "is empty"),
+        ("workers[0]['resources'] = {'vm': {'id': ' '}}", "is empty"),
+        ("workers[0]['resources'] = {'vm': {'id': 'i', 'immutable_id': ' '}}", "is empty"),
+        ("workers[0]['resources'] = {'': {'id': 'i'}}", "is empty"),
+        ("workers[0]['steps'] = [{'idempotency_key': 'k', 'state': 'running'}] * 2", "one idempotency_key"),
+    ],
+)
+def test_an_entry_of_no_use_makes_its_own_slot_unreadable_and_says_why(tmp_path: Path, body: str, says: str) -> None:
+    found = command(look(tmp_path, SECOND + body), tmp_path).inventory()
+    assert (found.complete, found.unreadable) == (True, (1,))
+    (trouble,) = found.troubles
+    assert trouble.startswith("slot 1 cannot be read: ")
+    assert says in trouble
+    assert 2 in [worker.slot for worker in found.workers]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("workers[0]['slot'] = 0", "outside 1..10000"),
+        ("workers[0]['slot'] = 10001", "outside 1..10000"),
+        ("workers[0]['slot'] = True", "slot"),
+        ("workers[0]['slot'] = '1'", "slot"),
+        ("del workers[0]['slot']", "slot"),
+        ("workers[0] = []", "workers[0]"),
+    ],
+)
+def test_an_entry_whose_slot_cannot_be_told_makes_the_look_incomplete(tmp_path: Path, body: str, says: str) -> None:
+    found = command(look(tmp_path, SECOND + body), tmp_path).inventory()
+    assert (found.complete, found.unreadable) == (False, ())
+    (trouble,) = found.troubles
+    assert trouble.startswith("a slot that nobody can tell cannot be read: ")
+    assert says in trouble
+    assert [worker.slot for worker in found.workers] == [2]
+
+
+def test_what_is_told_of_odd_entries_is_bounded_and_steers_no_terminal(tmp_path: Path) -> None:
+    body = "workers = [workers[0] | {'slot': n, 'state': '\\x1b[31m' + 'x' * 900} for n in range(1, 1001)]"
+    found = command(look(tmp_path, body), tmp_path).inventory()
+    assert found.unreadable == tuple(range(1, 1001))
+    assert found.troubles[-1] == "and 992 more entries that cannot be read"
+    assert len(found.troubles) == 9
+    assert all(trouble.isprintable() and len(trouble) < 250 for trouble in found.troubles)
 
 
 def test_a_look_that_takes_too_long_fails(tmp_path: Path) -> None:

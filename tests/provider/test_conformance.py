@@ -30,6 +30,11 @@ class TestFakeProvider(ProviderContract):
         assert isinstance(ask.provider, FakeProvider)
         ask.provider.end_step(sent[0].idempotency_key, exit_code=exit_code)
 
+    def lose(self, ask: Asker) -> bool:
+        assert isinstance(ask.provider, FakeProvider)
+        ask.provider.lose(1)
+        return True
+
 
 class TestExampleProgram(ProviderContract):
     @pytest.fixture

@@ -96,6 +96,26 @@ def test_looks_can_be_given_refused_and_hooked(fake: FakeProvider, ask: Asker, c
     assert fake.inventory() == Inventory(True, ())
 
 
+def test_what_is_gone_is_not_listed_and_what_is_left_is(fake: FakeProvider, ask: Asker, create: Sent) -> None:
+    ask.done(create)
+    assert set(ask.worker().resources) == {"vm", "disk"}
+    fake.lose(1)
+    assert (ask.worker().state, set(ask.worker().resources)) == (Seen.GONE, {"disk"})
+    fake.switch(1, on=True)
+    assert ask.worker().state is Seen.GONE, "there is no vm to switch on"
+    fake.vanish(1)
+    assert ask.workers() == ()
+
+
+def test_somebody_else_can_switch_a_worker_off_and_on_again(fake: FakeProvider, ask: Asker, create: Sent) -> None:
+    ask.done(create)
+    before = ask.worker()
+    fake.switch(1, on=False)
+    assert (ask.worker().state, ask.worker().resources) == (Seen.DARK, before.resources)
+    fake.switch(1, on=True)
+    assert ask.worker() == before
+
+
 def test_steps_can_end_by_themselves(create: Sent) -> None:
     ask = Asker(FakeProvider(LINEAGE, ends=3), FakeClock())
     ask.done(create)

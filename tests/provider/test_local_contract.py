@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from controller.model.inventory import Seen
 from controller.provider.protocol import Provider
-from tests.provider.contract import LINEAGE, ProviderContract
-from tests.provider.local_kit import provider
+from tests.provider.contract import LINEAGE, Asker, ProviderContract
+from tests.provider.local_kit import kill, provider, supervisor
 
 
 class TestLocalProvider(ProviderContract):
@@ -19,3 +20,11 @@ class TestLocalProvider(ProviderContract):
             return provider(tmp_path / "S", lineage=lineage)
 
         return made
+
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self.place = tmp_path / "S"
+
+    def lose(self, ask: Asker) -> bool:
+        kill(supervisor(self.place))
+        return ask.worker().state is Seen.GONE

@@ -205,6 +205,15 @@ def test_a_stopped_step_is_cancelled_all_the_same(ask: Asker) -> None:
     assert ask.step(sent).signal == 15
 
 
+def test_a_worker_that_an_earlier_release_recorded_under_another_name_still_takes_actions(ask: Asker) -> None:
+    sent = ask.execute(SLEEP)
+    ask.done(sent)
+    (worker,) = ask.workers()
+    directory = msgspec.to_builtins(worker.resources["directory"])
+    ask.done(changed(ask.cancel(sent), resources={"vm": directory}))
+    assert ask.step(sent).state is StepSeen.EXITED
+
+
 @pytest.mark.parametrize("number", ["0", "-1", "1", "true", str(2**40)])
 def test_a_cancel_that_names_another_resource_is_refused_and_ends_nothing(ask: Asker, number: str) -> None:
     sent = ask.execute(SLEEP)

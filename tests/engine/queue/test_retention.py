@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from controller.engine import leases
 from controller.engine.queue import cancel, submit
 from controller.engine.retention import AT_ONCE
 from controller.engine.submission import Submission
 from controller.engine.upkeep import tidy
+from controller.model.action import mint
 from controller.model.edit import Draft
 from controller.model.invariants import violations
 from controller.model.reason import Reason
-from controller.model.records import Worker, WorkerState
+from controller.model.records import ActionType, Disowned, Proven, Worker, WorkerState
 from tests.engine.queue.kit import Host, Memory, policy, steady
 
 DAY = 86_400
@@ -132,6 +134,33 @@ def test_what_a_slot_still_names_is_kept() -> None:
     host.submit("next")
     assert list(host.document.finished) == ["named"]
     assert violations(host.document) == ()
+
+
+def test_what_an_action_names_that_may_have_done_anything_is_kept_until_that_is_known() -> None:
+    host = host_that_keeps(retention_ms=DAY * 1000)
+    done(host, "named")
+    key, raw = mint(
+        type=ActionType.EXECUTE,
+        slot=1,
+        serial=1,
+        lineage=host.document.lineage,
+        epoch="",
+        assignment="a-1",
+        generation=1,
+        resources={},
+        run="named",
+    )
+    given_up = Disowned(raw, 1, Reason.DISOWNED)
+    for known, kept in ((given_up, ["named"]), (replace(given_up, proven=Proven.ABSENT, proven_at=1), [])):
+        with host.process().store.hold(1) as hold:
+            loaded = hold.load()
+            draft = Draft(loaded.document, now=1, command="test")
+            draft.disowned.put(key, known)
+            draft.event("slot:1", "disowned_by_test")
+            hold.commit(loaded, draft.edit())
+        host.clock.advance(DAY)
+        tidy(host.process())
+        assert list(host.document.finished) == kept
 
 
 def test_a_fleet_that_only_reconciles_forgets_too() -> None:
