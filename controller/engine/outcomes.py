@@ -27,6 +27,8 @@ from controller.provider.protocol import Done, IdentityRefused, NotSent, Outcome
 
 MAX_RETRY_AFTER_MS = 3_600_000
 """The longest a provider's "ask again" is believed."""
+ASK_AGAIN_MS = 1_000
+"""When a provider is asked again that did not say when."""
 
 
 class WorkerLost(Struct, frozen=True):
@@ -189,7 +191,10 @@ def reason_of(outcome: Outcome) -> Reason:
 
 
 def checked(action: Action, outcome: Outcome) -> Outcome:
-    """*outcome*, or Unknown when it speaks of another worker, or says done without what that needs."""
+    """*outcome*, or Unknown when it speaks of another worker, or says done without what that needs.
+
+    A create that says done of a worker which is still being made is pending: what takes no steps yet is given none.
+    """
     if not isinstance(outcome, Done):
         return outcome
     if outcome.worker is not None:
@@ -199,6 +204,8 @@ def checked(action: Action, outcome: Outcome) -> Outcome:
         changed = changed_data(action.resources, outcome.worker) if action.type is ActionType.CREATE else None
         if changed is not None:
             return Unknown(f"the answer is about other data: {changed}")
+        if action.type is ActionType.CREATE and outcome.worker.state is Seen.CREATING:
+            return Pending(ASK_AGAIN_MS, "done, it says, and that the worker is still being made")
     elif action.type is ActionType.CREATE:
         return Unknown("the answer says done but describes no worker")
     if outcome.step is not None:

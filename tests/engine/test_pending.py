@@ -16,7 +16,7 @@ from controller.engine.sight import APART_MS
 from controller.model.action import Action, decode
 from controller.model.edit import Draft
 from controller.model.errors import ProviderFailed, SlotBusy, SlotTaken, StorageFailed
-from controller.model.inventory import Inventory, Seen, SeenStep, StepSeen
+from controller.model.inventory import Inventory, Seen, SeenStep, SeenWorker, StepSeen
 from controller.model.process import ProcessIdentity
 from controller.model.reason import Reason
 from controller.model.records import ActionType, RunState
@@ -229,6 +229,20 @@ def test_identity_refused_stays_and_reconcile_does_not_send_it_again(fleet: Flee
     report = fleet.reconciler().reconcile()
     assert len(fleet.provider.sends()) == sends
     assert report.exit_code(fleet.document) == 5
+
+
+def test_a_create_that_is_done_with_a_worker_still_being_made_is_asked_again(fleet: Fleet) -> None:
+    fleet.submit("a")
+    fleet.park()
+    action = fleet.action(1)
+    made = SeenWorker(1, LINEAGE, action.assignment, 1, "w-1", Seen.CREATING)
+    fleet.provider.script(ActionType.CREATE, Say(Done(worker=made)))
+    sent = fleet.sender.send(1, action.idempotency_key)
+    assert (sent.reason, sent.settled) == (Reason.PENDING, False)
+    assert fleet.document.workers[1].state == "creating"
+    fleet.clock.advance(2)
+    fleet.reconciler().reconcile()
+    assert fleet.document.workers[1].id == "fake-1-a-1"
 
 
 def test_an_answer_about_another_worker_is_unknown(fleet: Fleet) -> None:
