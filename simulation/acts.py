@@ -23,7 +23,6 @@ from controller.engine.release import release
 from controller.engine.submission import Submission
 from controller.engine.upkeep import set_paused
 from controller.model.action import action_of
-from controller.model.errors import ControllerError, Refusal
 from controller.model.inventory import Look, Seen, SeenWorker
 from controller.model.policy import Release
 from controller.model.records import RunState, Step, Worker, WorkerState
@@ -343,5 +342,3 @@ PEOPLE: Mapping[str, tuple[float, Act]] = {
     "befall": (7, befall),
     "silence": (0.7, silence),
 }
-
-REFUSED = (Refusal, ControllerError)

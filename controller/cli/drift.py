@@ -56,7 +56,7 @@ def page(look: Look, drifts: Sequence[Drift]) -> Iterator[str | Table]:
     """For people: a row a slot, then what is there and no record knows."""
     if not look.complete:
         yield "the look is incomplete: it says nothing about what it does not show"
-    heads = ("SLOT", "RECORDED", "OBSERVED", "CLASS", "REASON", "WHY", "WILL")
+    heads = ("SLOT", "RECORDED", "OBSERVED", "CLASS", "REASON", "WILL")
     yield table(heads, [_row(each) for each in drifts])
     for each in drifts:
         yield from (_line(one) for one in each.unrecorded[:MAX_UNRECORDED])
@@ -65,7 +65,7 @@ def page(look: Look, drifts: Sequence[Drift]) -> Iterator[str | Table]:
 
 
 def _row(each: Drift) -> Sequence[str]:
-    words = (each.slot_class.value, each.reason.value, shown(each.why), shown(each.will))
+    words = (each.slot_class.value, f"{each.reason}: {shown(each.why)}", shown(each.will))
     return (str(each.slot), each.recorded or "-", each.observed or "-", *words)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -81,6 +82,10 @@ def park(
     draft.pending.put(slot, PendingAction(raw, parked_at=draft.now, sent_at=draft.now, key_ttl_ms=key_ttl_ms))
     draft.event(f"slot:{slot}", "action.parked", to=type, token=token, key=key, step=step, action=raw)
     return key
+
+
+_YOUNG_MS: Final = 1_000
+"""So long after its park a first send counts as made with it."""
 
 
 class Ended(Struct, frozen=True):
@@ -186,7 +191,8 @@ class Sender(Struct, frozen=True):
             return Sent(slot, None, key, Reason.DONE, "already settled", settled=True)
         action = verify(entry.action)
         # What this process has just parked nobody has heard of: its key cannot be too old, whatever the clock says.
-        if entry is not parked and self.waits_for_proof(self.context.store.read().document, entry):
+        own = parked is not None and entry.sends == parked.sends
+        if not own and self.waits_for_proof(self.context.store.read().document, entry):
             detail = "not sent again: looks settle it"
             return Sent(slot, action.type, key, Reason.KEY_EXPIRED, detail, settled=False, run=action.run)
 
@@ -251,9 +257,10 @@ class Sender(Struct, frozen=True):
         """The entry to send, its send recorded durably; None: settled meanwhile.
 
         Whoever parked may skip the commit for its first send, while the entry is exactly as parked: that park counted
-        it.
+        it. Not once the park is a while old: that nothing came of a send is believed a grace time after it, not after
+        the park.
         """
-        if parked is not None:
+        if parked is not None and 0 <= self.context.clock.now_ms() - parked.parked_at <= _YOUNG_MS:
             snapshot = self.context.store.read()
             if not snapshot.edited and snapshot.document.pending_actions.get(slot) == parked:
                 return parked
@@ -262,12 +269,16 @@ class Sender(Struct, frozen=True):
             entry = loaded.document.pending_actions.get(slot)
             if entry is None or action_of(entry).idempotency_key != key:
                 return None
-            if self.waits_for_proof(loaded.document, entry):
+            first = entry == parked
+            if not first and self.waits_for_proof(loaded.document, entry):
                 return entry
             draft = self.context.draft(loaded.document)
             # That nothing was made must be shown after the last send; that a worker is gone was shown all the same.
             absent = None if action_of(entry).type is ActionType.CREATE else entry.absent
-            again = replace(entry, sends=entry.sends + 1, unsure=entry.unsure + 1, sent_at=draft.now, absent=absent)
+            more = 0 if first else 1
+            again = replace(
+                entry, sends=entry.sends + more, unsure=entry.unsure + more, sent_at=draft.now, absent=absent
+            )
             draft.pending.put(slot, again)
             draft.event(
                 f"slot:{slot}", "action.sent", key=key, detail="; ".join(filter(None, (f"send {again.sends}", why)))

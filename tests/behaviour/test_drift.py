@@ -121,9 +121,9 @@ def test_a_worker_that_is_not_the_recorded_one_is_shown_as_such_and_never_touche
         assert answer["complete"] is True
     assert (controller.state / "controller.json").read_bytes() == before
     text = controller.run("reconcile", check=True).stdout
-    assert re.search(r"^SLOT +RECORDED +OBSERVED +CLASS +REASON +WHY +WILL$", text, re.MULTILINE)
+    assert re.search(r"^SLOT +RECORDED +OBSERVED +CLASS +REASON +WILL$", text, re.MULTILINE)
     assert re.search(
-        rf"^1 +ready +\S+ +retained-for-investigation +{reason} +.*{re.escape(why)}.* nothing: ", text, re.MULTILINE
+        rf"^1 +ready +\S+ +retained-for-investigation +{reason}: .*{re.escape(why)}.* nothing: ", text, re.MULTILINE
     )
     assert slots_of(live)[1]["will"] in controller.run("status", "--live", check=True).stdout
     controller.run("reconcile", "--apply")

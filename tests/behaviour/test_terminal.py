@@ -116,7 +116,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
     driver = Controller(tmp_path_factory.mktemp("fleet"))
     try:
         program = Program(driver, slots=2)
-        program.next("create-1", {"reply": {"outcome": "rejected", "detail": "no room " * 20, "code": "capacity"}})
+        program.next(
+            "create-1", {"do": False, "reply": {"outcome": "rejected", "detail": "no room " * 20, "code": "capacity"}}
+        )
         driver.run("submit", "--id", LONG, "--env", "NAME=x", "--", "echo", "word " * 40, check=True)
         program.submit("short")
         driver.run("reconcile", "--apply")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
 from controller.engine.pending import Sender, park
+from controller.engine.planner import Ground
 from controller.engine.queue import cancel
+from controller.engine.reconcile import Reconciler
 from controller.engine.report import Report
 from controller.engine.sight import APART_MS
 from controller.model.action import Action, decode
@@ -20,7 +23,7 @@ from controller.model.inventory import Inventory, Seen, SeenStep, SeenWorker, St
 from controller.model.process import ProcessIdentity
 from controller.model.reason import Reason
 from controller.model.records import ActionType, RunState
-from controller.provider.fake import After, Before, DoThenLose, Later, LoseUndone, Say
+from controller.provider.fake import After, Before, DoThenLose, FakeProvider, Later, LoseUndone, Say
 from controller.provider.process import boot_id, own_identity, pid_namespace
 from controller.provider.protocol import Done, IdentityRefused, NotSent, Pending, Rejected, Unknown
 from controller.store import locks
@@ -628,3 +631,26 @@ def test_a_replay_tells_what_is_wrong_with_the_look_that_it_needs(fleet: Fleet) 
     fleet.provider.script_look(Inventory(False, ()))
     report = fleet.reconciler().replay()
     assert "incomplete" in report.errors[0].what
+
+
+def test_a_first_send_that_comes_long_after_its_park_has_its_own_grace_time(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "state", FakeProvider(LINEAGE, key_ttl_ms=60_000), slots=2)
+    fleet.submit("one", "two")
+    fleet.provider.script(ActionType.CREATE, Before(lambda _action: fleet.clock.advance(130)), slot=1)
+    fleet.provider.script(ActionType.CREATE, DoThenLose(), slot=2)
+    empty = Inventory(True, ())
+    # True while nothing is parked; then two that lag, 5 s apart, right after the create of slot 2 was done.
+    fleet.provider.script_look(empty, Inventory(False, ()), empty, empty)
+    reconciler = Reconciler(fleet.sender, Ground(fleet.policy, "fake", 60_000), parallelism=1)
+    reconciler.park(reconciler.look()[0])
+    slots = [(s, k, fleet.pending[s]) for s, k in reconciler.due(ignore_not_before=True)]
+    for slot, key, parked in slots:
+        reconciler.sender.send(slot, key, parked=parked)
+    assert 2 in fleet.provider.workers
+    fleet.provider.script_look(empty, empty, empty)
+    for _ in range(3):
+        look, _ = reconciler.look()
+        if 2 in fleet.pending and look is not None:
+            reconciler.sender.settle(2, fleet.action(2).idempotency_key, look)
+        fleet.clock.advance(5.1)
+    assert 2 in fleet.document.workers, "it was made 10 s ago, the grace time is 60 s, and its record is gone"
