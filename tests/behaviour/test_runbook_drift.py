@@ -86,6 +86,7 @@ def test_a_foreign_tag_is_left_alone_until_it_is_settled_at_the_provider(control
         assert program.workers()[0]["generation"] == 7
         entry.types("status --live")
         put(program, 1, worker)
+        controller.run("reconcile", "--apply")  # the first of two looks that must agree
         entry.types("reconcile")
 
 
