@@ -116,16 +116,21 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
     driver = Controller(tmp_path_factory.mktemp("fleet"))
     try:
         program = Program(driver, slots=2)
-        program.next(
-            "create-1", {"do": False, "reply": {"outcome": "rejected", "detail": "no room " * 20, "code": "capacity"}}
-        )
+        refusal = {"outcome": "rejected", "detail": "no room " * 20, "code": "capacity"}
+        noise = {"do": False, "instead": "no JSON at all: " + "words " * 40}
+        program.next("create-1", {"do": False, "reply": refusal}, *[noise] * 100)
         driver.run("submit", "--id", LONG, "--env", "NAME=x", "--", "echo", "word " * 40, check=True)
         program.submit("short")
         driver.run("reconcile", "--apply")
-        program.always("create", {"do": False, "instead": "no JSON at all: " + "words " * 40})
+        program.always("create", noise)
         driver.run("submit", "--id", "next", "--", "sh", "-c", "one; " * 30, check=True)
         program.submit("other", "third")
         driver.run("reconcile", "--apply")
+        for n in range(20):
+            if 1 in program.pending():
+                break
+            program.submit(f"more-{n}", f"extra-{n}")  # the backoff of slot 1 was not over
+            driver.run("reconcile", "--apply")
         driver.run("show", "nope")
         driver.run("withdraw", "short")
         yield driver
