@@ -225,8 +225,9 @@ def drain(
 ) -> int:
     """Empty a slot, or the whole fleet: nothing new is taken, work that runs ends, workers are removed.
 
-    Waits until that is done, and says for what. It is durable: every reconcile respects it until `uncordon SLOT`, or
-    --off, lifts it, also when this command is interrupted.
+    Waits until that is done, and says for what; what only a person can end, such as a worker that waits for its release
+    proof, it does not wait for (exit 5). It is durable: every reconcile respects it until `uncordon SLOT`, or --off,
+    lifts it, also when this command is interrupted.
     """
     from controller.engine.queue import set_draining
 

@@ -5,55 +5,35 @@ Not promised: that reconcile does just that. It looks and plans again, on what t
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec.structs import asdict
 
-from controller.engine.classify import Classified, SlotClass, classify
+from controller.engine.classify import Classified, classify
 from controller.engine.lifecycle import waits_for
 from controller.engine.planner import Plan
 from controller.engine.standing import span
 from controller.model.action import action_of
 from controller.model.errors import BrokenAction
-from controller.model.inventory import Look, Seen, SeenWorker
+from controller.model.inventory import Look
 from controller.model.policy import Policy
-from controller.model.reason import EXPLAINED, Reason
-from controller.model.records import Document, PendingAction, WorkerState
+from controller.model.reason import EXPLAINED
+from controller.model.records import Document, PendingAction
 
 NOTHING = "nothing"
 
 
-class Drift(Struct, frozen=True):
+class Drift(Classified, frozen=True):
     """One slot, as `classify` judges it; `will` is what reconcile does about it, in words."""
 
-    slot: int
-    recorded: WorkerState | None
-    observed: Seen | None
-    slot_class: SlotClass
-    reason: Reason
-    why: str
-    will: str
-    unrecorded: tuple[SeenWorker, ...] = ()
+    will: str = NOTHING
 
 
 def drift(document: Document, look: Look, planned: Plan | None, policy: Policy, now: int) -> tuple[Drift, ...]:
     """Every slot that is configured, recorded or shown. *planned* on this very document and look; None: it cannot be
     planned, so that nothing is told of what will be done.
     """
-    found = []
-    for each in classify(document, look, policy.slots):
-        will = "not known" if planned is None else _will(document, each, planned, policy, now)
-        found.append(
-            Drift(
-                slot=each.slot,
-                recorded=each.recorded,
-                observed=each.observed,
-                slot_class=each.slot_class,
-                reason=each.reason,
-                why=each.why,
-                will=will,
-                unrecorded=each.unrecorded,
-            )
-        )
-    return tuple(found)
+    classified = classify(document, look, policy.slots)
+    told = ("not known" if planned is None else _will(document, each, planned, policy, now) for each in classified)
+    return tuple(Drift(**asdict(each), will=will) for each, will in zip(classified, told, strict=True))
 
 
 def _will(document: Document, each: Classified, planned: Plan, policy: Policy, now: int) -> str:

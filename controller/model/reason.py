@@ -228,8 +228,8 @@ EXPLAINED: Final[Mapping[Reason, Explained]] = {
     Reason.IDENTITY_REFUSED: Explained(
         "the recorded resource is not what is there now",
         "The provider says that what the document recorded can never be bound again.",
-        "Remove or rename the worker at the provider so that complete looks show it gone, then "
-        "`controller reconcile --apply`; a create is asked again by `controller replay-pending`.",
+        "Find out at the provider what is there, then `controller abandon N --key KEY --reason WHY --confirm-abandon`; "
+        "docs/recovery.md has the rest.",
     ),
     Reason.ALREADY_GONE: Explained(
         "was gone already",
@@ -248,7 +248,9 @@ EXPLAINED: Final[Mapping[Reason, Explained]] = {
     ),
     Reason.IDLE: Explained("idle for too long", "No run needed the worker for the idle time.", "Nothing to do."),
     Reason.DRAINING: Explained(
-        "the fleet is draining", "An operator asked for it: nothing new is taken.", "`controller drain --off` lifts it."
+        "drained",
+        "An operator asked for it, of the fleet or of the slot: nothing new is taken.",
+        "`controller drain --off` lifts it, or `controller uncordon N` for one slot.",
     ),
     Reason.REUSED: Explained("ready again", "Its run has ended and the worker is clean.", "Nothing to do."),
     Reason.RUN_ENDED: Explained("its run has ended", "The run that it was assigned to does not hold it.", _WAIT),

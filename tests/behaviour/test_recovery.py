@@ -355,8 +355,11 @@ def test_nothing_unrecorded_is_exit_4(controller: Controller) -> None:
 def test_a_provider_that_does_not_answer_is_trouble_and_nothing_changes(controller: Controller) -> None:
     program = kept(controller)
     program.always("inventory", {"instead": "noise"})
+    before = (controller.state / "controller.json").read_bytes()
     for line in (("resume", "a"), ("surrender", "a"), ("adopt", "2"), ("delete-unrecorded", "2")):
-        refused(controller, *line, exit=5)
+        answer = controller.json(*line, exit=5)
+        assert answer["error"]["code"] == "provider_failed", line
+    assert (controller.state / "controller.json").read_bytes() == before
 
 
 # cordon, uncordon, drain SLOT

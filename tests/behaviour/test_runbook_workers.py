@@ -55,12 +55,14 @@ def test_a_worker_that_vanished_is_cleared_away_and_its_run_tried_again(controll
         entry.types("retry")
         entry.types("reconcile")
         wait_until(lambda: entry.becomes("a") == "succeeded", "its next life")
+    assert controller.json("show", "a")["run"]["token"] == 2
 
 
 def test_a_worker_that_somebody_switched_off_is_taken_down_and_its_run_goes_on(controller: Controller) -> None:
     program = program_of(controller, 'cooldown = "1d"')
     program.submit("a")
     controller.run("reconcile", "--apply", check=True)
+    (first,) = program.workers()
     switch_off(program)
     with book(controller, "a-worker-was-switched-off", RUN="a", N=1) as entry:
         entry.types("reconcile")
@@ -69,6 +71,7 @@ def test_a_worker_that_somebody_switched_off_is_taken_down_and_its_run_goes_on(c
         path = controller.state / "controller.toml"
         path.write_text(path.read_text().replace('cooldown = "1d"', ""))
         entry.until(None)
+    assert first["assignment"] not in {worker["assignment"] for worker in program.workers()}
 
 
 def switch_off(program: Program, slot: int = 1) -> None:
@@ -87,6 +90,7 @@ def test_a_worker_that_waits_for_its_proof_is_released_by_one(controller: Contro
         fill_in(controller, program.workers()[0]["resources"])
         entry.types("--proof")
         released(controller)
+    assert controller.json("status")["unreleased"] == []
 
 
 def waiting_for_proof(controller: Controller, *fleet: str) -> Program:

@@ -149,12 +149,15 @@ def test_an_answer_that_says_nothing_of_the_slot_is_none(shown: Look) -> None:
 
 
 def test_what_is_being_made_is_not_forgotten() -> None:
-    refused(place(WorkerState.CREATING), error=TransitionRefused)
+    at = place(WorkerState.CREATING)
+    before = at.document
+    with pytest.raises(TransitionRefused):
+        forgotten(at)
+    assert at.document is before
 
 
 def test_where_nothing_is_on_record_there_is_nothing_to_forget() -> None:
-    refused(place(), error=NotFound, slot=2)
-    refused(place(), error=NotFound, slot=10_001)
+    assert [refused(place(), error=NotFound, slot=slot).exit for slot in (2, 10_001)] == [4, 4]
 
 
 def test_a_dry_run_says_what_would_be_and_changes_nothing() -> None:

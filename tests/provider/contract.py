@@ -201,6 +201,7 @@ class ProviderContract(ResumeContract):
         self.finish(ask, first, 0)
         ask.ended(first)
         ask.done(second)
+        assert second[0].idempotency_key in ask.steps()
 
     def test_a_reset_for_another_assignment_leaves_the_worker(self, ask: Asker) -> None:
         ask.create()
@@ -261,6 +262,7 @@ class ProviderContract(ResumeContract):
     @pytest.mark.parametrize("kind", TEARDOWN)
     def test_deleting_what_is_already_gone_is_done(self, ask: Asker, kind: ActionType) -> None:
         ask.done(ask.mint(kind))
+        assert ask.workers() == ()
 
     def test_a_deallocated_worker_is_dark_and_its_steps_have_ended(self, ask: Asker) -> None:
         ask.create()
@@ -285,7 +287,9 @@ class ProviderContract(ResumeContract):
         sends = [ask.mint(k) for k in TEARDOWN[: TEARDOWN.index(kind) + 1]]
         for sent in sends:
             ask.done(sent)
+        before = ask.workers()
         ask.done(sends[-1])
+        assert ask.workers() == before
 
     # Being asked
 

@@ -112,3 +112,8 @@ def kill(identity: ProcessIdentity) -> None:
     assert liveness(identity) is Liveness.ALIVE
     os.kill(identity.pid, signal.SIGKILL)
     assert end_group(identity, CLOCK)
+
+
+def nobody(identity: ProcessIdentity, deadline: int) -> None:
+    """A local provider registers no process."""
+    raise AssertionError((identity, deadline))

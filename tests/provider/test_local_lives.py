@@ -26,6 +26,7 @@ from tests.provider.local_kit import (
     groups,
     hasty,
     kill,
+    nobody,
     supervisor,
     supervisors,
     sweep,
@@ -34,22 +35,6 @@ from tests.provider.local_kit import (
 )
 
 ROOT = Path(__file__).parents[2]
-
-
-def nobody(identity: ProcessIdentity, deadline: int) -> None:
-    """A local provider registers no process."""
-    raise AssertionError((identity, deadline))
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return tmp_path / "S"
-
-
-@pytest.fixture
-def ask(state: Path) -> Iterator[Asker]:
-    with workers(state) as asker:
-        yield asker
 
 
 def starter(state: Path, then: str = "") -> list[str]:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,11 +23,11 @@ from tests.provider.local_kit import (
     groups,
     hasty,
     kill,
+    nobody,
     provider,
     supervisor,
     sweep,
     worker_directory,
-    workers,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -52,22 +51,6 @@ CALLER_DIES = [("fchmod", 1), ("write", 1), ("fsync", 1), ("rename", 1), ("fsync
 """Each thing that a caller changes, or waits for, in the course of a resume."""
 SUPERVISOR_DIES = [("chdir", 1), ("fchmod", 1), ("write", 1), ("unlink", 1), ("write", 2), ("fdatasync", 1)]
 """Each thing that a supervisor changes in the course of its start."""
-
-
-def nobody(*_: object) -> None:
-    """A local provider registers no process."""
-    raise AssertionError
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return tmp_path / "S"
-
-
-@pytest.fixture
-def ask(state: Path) -> Iterator[Asker]:
-    with workers(state) as asker:
-        yield asker
 
 
 @pytest.fixture(params=["switched off", "lost"])

@@ -23,11 +23,6 @@ from tests.provider.local_kit import CLOCK, groups, kill, log_of, provider, supe
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return tmp_path / "S"
-
-
-@pytest.fixture
 def ask(state: Path) -> Iterator[Asker]:
     with workers(state) as asker:
         asker.create()
