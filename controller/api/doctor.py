@@ -28,7 +28,8 @@ from controller.model.errors import ControllerError, DocumentFault, DocumentMiss
 from controller.model.process import ProcessIdentity
 from controller.provider.process import boot_id, identify, own_identity
 from controller.store import disk
-from controller.store.file import LOCK, FileStore, missing
+from controller.store.directory import LOCK, missing
+from controller.store.file import FileStore
 from controller.store.protocol import Snapshot
 
 MOUNTS: Final = Path("/proc/self/mountinfo")
@@ -206,18 +207,28 @@ class Doctor:
         from controller.engine.status import integrity_of
 
         snapshot = self.store.read()
+        known, revision = snapshot.history_revision, snapshot.document.revision
+        integrity = integrity_of(snapshot)
+        if integrity.history == "ahead":
+            return fail(
+                f"it knows revision {known}, the document is of revision {revision}: an older one was put back, and "
+                "the next command that changes anything is refused",
+                "put the newer document back, or controller state restore",
+            )
         fault = self.store.history_fault()
         if fault is not None:
-            return fail(f"the next command that changes anything is refused: {fault}", "controller fsck")
-        match integrity_of(snapshot).history:
-            case "missing":
-                return warn(
-                    "it is missing: it begins again with the next commit", "put history.jsonl back if somebody moved it"
-                )
-            case "behind":
-                return ok("the next commit appends what the last one left out")
-            case _:
-                return ok(f"ends at revision {snapshot.history_revision}, as the document does")
+            more = ": the next command that changes anything is refused" if integrity.history == "forked" else ""
+            return fail(f"{fault}{more}", "controller fsck")
+        if integrity.history == "missing":
+            return warn(
+                "it is missing: it begins with the next command that changes anything",
+                "put history.jsonl back if somebody moved it",
+            )
+        if known == revision:
+            return ok(f"ends at revision {known}, as the document does")
+        if snapshot.legacy:
+            return ok("the next command that changes anything adds what the last one left out")
+        return fail(f"it ends at revision {known}, and the edited document says {revision}", "set that back by hand")
 
     def left_over(self) -> Finding:
         """Temporary files. One whose maker lives is work in progress."""

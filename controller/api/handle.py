@@ -10,14 +10,16 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from weakref import finalize
 
 from msgspec import UNSET
 
 from controller.api.settings import Settings, absolute, check_provider, load
 from controller.clock import Clock, SystemClock
+from controller.model.errors import NotOurs, UsageFault
 from controller.model.policy import DEFAULT_QUEUE, Policy
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from controller.engine.report import Report
     from controller.engine.status import Status
     from controller.engine.submission import Submission, Submitted
+    from controller.model.keep import Keep
     from controller.model.records import Priority, Run, Tombstone
     from controller.store.file import FileStore
 
@@ -124,9 +127,13 @@ class Controller:
         self.close()
 
     def close(self) -> None:
-        """Let go of what is cached. Nothing durable waits for this: what a method returned from is on disk."""
-        self.__dict__.pop("store", None)
+        """Let go of what is cached. Nothing durable waits for this: what a method returned from is on disk. A small
+        document is folded, so that its file is current.
+        """
+        store: FileStore | None = self.__dict__.pop("store", None)
         self.__dict__.pop("context", None)
+        if store is not None:
+            store.close()
 
     # Asking
 
@@ -365,7 +372,11 @@ class Controller:
         from controller.api.shielded import ShieldedStore
         from controller.provider.process import own_identity
 
-        return ShieldedStore(self.state_dir, clock=self.clock, whoami=own_identity(), command=self.command)
+        keep = partial(_kept, self.config_path, chosen=self.config is not None)
+        whoami = own_identity()
+        store = ShieldedStore(self.state_dir, clock=self.clock, whoami=whoami, command=self.command, keep=keep)
+        finalize(self, store.close)  # for programs that end without closing it
+        return store
 
     @cached_property
     def context(self) -> Context:
@@ -397,3 +408,13 @@ class Controller:
         )
         other.keep_settings(self.settings)
         return other
+
+
+def _kept(path: Path, *, chosen: bool) -> Keep:
+    """How much history to keep. While the settings cannot be read, all of it."""
+    from controller.model.keep import Keep
+
+    try:
+        return load(path, chosen=chosen).keep
+    except (UsageFault, NotOurs):
+        return Keep(None, None)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from controller.api.interrupt import shielded
-from controller.store.file import FileStore, _FileHold
+from controller.store.file import FileHold, FileStore
 
 
 class ShieldedStore(FileStore):
     """Not promised: that a signal's exception, such as KeyboardInterrupt, waits too."""
 
     @contextmanager
-    def tenure(self, timeout: float, *, founding: bool = False) -> Iterator[_FileHold]:
+    def tenure(self, timeout: float, *, founding: bool = False) -> Iterator[FileHold]:
         with shielded(), super().tenure(timeout, founding=founding) as hold:
             yield hold

@@ -79,7 +79,12 @@ ERRORS: Final[Mapping[type[e.ControllerError], Explained]] = {
     e.HistoryAhead: Explained(
         "history knows a later revision than the document",
         "An older copy of the document was put back; working on it would do again what was done since.",
-        "Put the newer document back.",
+        "Put the newer document back, or go on from this one: `controller state restore`.",
+    ),
+    e.JournalForked: Explained(
+        "the journal's last line does not follow the one before it",
+        "Something else than controller wrote it, or two programs did at once; what it says was never committed here.",
+        "Find out what it was, then go on from the line before it: `controller state restore`.",
     ),
     e.AlreadyThere: Explained(
         "there is something already",
@@ -146,6 +151,11 @@ ERRORS: Final[Mapping[type[e.ControllerError], Explained]] = {
         "Who was given the slot's action last cannot be read or seen from here, and it may still be at work.",
         "Make sure that it is gone, then do what the error names.",
     ),
+    e.Exhausted: Explained(
+        "the system gives no more threads",
+        "A limit of processes or of memory is reached; nothing was asked of the provider, what is parked stays so.",
+        "Look at `ulimit -u` and at the memory, then run it again.",
+    ),
     e.SlotRetained: Explained(
         "what is shown in the slot is not what is recorded",
         "A complete look shows something there that no record knows, or that has another identity: nothing touches it.",
@@ -207,11 +217,6 @@ ERRORS: Final[Mapping[type[e.ControllerError], Explained]] = {
         "may or may not have been saved",
         "The new document is in place, but the disk did not confirm it; a power cut could take it back.",
         "See what stands with `controller status`; nothing was sent to a provider because of it.",
-    ),
-    e.HistoryBehind: Explained(
-        "history lacks the last commit",
-        "The commit stands, but its events could not be appended.",
-        "Make room or mend history.jsonl; nothing is committed before it has caught up.",
     ),
 }
 """Keyed by the class, since its code and exit are told there; total, which a test proves."""

@@ -8,12 +8,15 @@ way from one document to the next; every store uses it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Generic, TypeVar
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
+from controller.model.mapping import Records
 from controller.model.reason import Reason
 from controller.model.records import (
+    MAPS,
     MAX_TROUBLES,
     Counters,
     Disowned,
@@ -111,6 +114,29 @@ class Draft:
         self._troubles: list[Trouble] = []
         self._events: list[Event] = []
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing happened in it yet: every change has an event that explains it."""
+        return not self._events
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Whatever is raised in the block leaves the draft as it was before."""
+        tables: tuple[Table[Any, Any], ...] = (
+            *(self.runs, self.workers, self.pending, self.slots),
+            *(self.queues, self.providers, self.finished, self.disowned),
+        )
+        changes = [dict(table.changes) for table in tables]
+        rest = self.counters, self.draining, len(self._troubles), len(self._events)
+        try:
+            yield
+        except BaseException:
+            for table, kept in zip(tables, changes, strict=True):
+                table.changes = kept
+            self.counters, self.draining, troubles, events = rest
+            del self._troubles[troubles:], self._events[events:]
+            raise
+
     def slot(self, number: int) -> Slot:
         return self.slots.get(number) or Slot()
 
@@ -170,21 +196,17 @@ class Draft:
 def apply_edit(document: Document, edit: Edit) -> Document:
     """The next document: revision + 1, carrying the edit's events numbered from 1. *document* is left as it is."""
     revision = document.revision + 1
+    sections: dict[str, Any] = {
+        name: Records.of(getattr(document, name)).after(changes) for name in MAPS if (changes := getattr(edit, name))
+    }
     return structs.replace(
         document,
         revision=revision,
         counters=edit.counters or document.counters,
         draining=document.draining if edit.draining is None else edit.draining,
-        events=tuple(structs.replace(event, revision=revision, n=n) for n, event in enumerate(edit.events, 1)),
-        runs=_merged(document.runs, edit.runs),
-        workers=_merged(document.workers, edit.workers),
-        pending_actions=_merged(document.pending_actions, edit.pending_actions),
-        slots=_merged(document.slots, edit.slots),
-        queues=_merged(document.queues, edit.queues),
-        providers=_merged(document.providers, edit.providers),
-        finished=_merged(document.finished, edit.finished),
-        disowned=_merged(document.disowned, edit.disowned),
+        events=tuple([structs.replace(event, revision=revision, n=n) for n, event in enumerate(edit.events, 1)]),
         troubles=(*document.troubles, *edit.troubles)[-MAX_TROUBLES:],
+        **sections,
     )
 
 
@@ -209,15 +231,3 @@ def joined(first: Edit, second: Edit) -> Edit:
         draining=first.draining if second.draining is None else second.draining,
         events=first.events + second.events,
     )
-
-
-def _merged(base: Mapping[K, V], changes: Mapping[K, V | None]) -> Mapping[K, V]:
-    if not changes:
-        return base
-    merged = dict(base)
-    for key, record in changes.items():
-        if record is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = record
-    return merged

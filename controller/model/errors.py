@@ -13,6 +13,7 @@ ControllerError                      1  a bug, unless a subclass says otherwise
 |   +-- InvariantBroken                 the edit would introduce a violation
 |   +-- EditedOutside                   somebody else wrote these bytes
 |   +-- HistoryAhead                    history knows a later revision than the document
+|   +-- JournalForked                   the journal's last line does not follow the one before it
 |   +-- AlreadyThere                    init over something that exists
 |   +-- SlotTaken                       the slot has a pending action already
 |   +-- TransitionRefused               a machine said no
@@ -36,8 +37,8 @@ ControllerError                      1  a bug, unless a subclass says otherwise
 +-- NotDurable                       8
 |   +-- StorageFailed                   could not be written; the old revision stands
 |   +-- DurabilityFailed                may or may not have happened: reload
-|   +-- HistoryBehind                   the last commit's events could not be appended yet
 +-- SlotUnproven                     5  nothing can prove whether an earlier provider call of the slot has ended
++-- Exhausted                        5  the system gives no more threads; what was to be asked waits
 +-- SlotRetained                     5  what is shown in a slot is not what is recorded: nothing touches it
 +-- Stuck                            5  what was waited for needs an operator first
 +-- ProviderFailed                   5  the provider did not answer a question (looks only; sends have outcomes)
@@ -140,6 +141,10 @@ class HistoryAhead(Refusal):
     code = "history_ahead"
 
 
+class JournalForked(Refusal):
+    code = "journal_forked"
+
+
 class AlreadyThere(Refusal):
     code = "already_there"
 
@@ -211,6 +216,13 @@ class SlotUnproven(ControllerError):
     exit = 5
 
 
+class Exhausted(ControllerError):
+    """Nothing was asked: what is parked stays so, and the next command goes on with it."""
+
+    code = "exhausted"
+    exit = 5
+
+
 class SlotRetained(ControllerError):
     """Waiting does not help: somebody has to find out what is there, and which of the two is right."""
 
@@ -273,16 +285,12 @@ class NotDurable(ControllerError):
 
 
 class StorageFailed(NotDurable):
-    """Writing failed before the rename: the old revision stands and no temporary file is left."""
+    """Writing failed: the old revision stands and no temporary file is left."""
 
     code = "storage_failed"
 
 
 class DurabilityFailed(NotDurable):
-    """Syncing failed after the rename: the commit may or may not survive a power cut. Reload; send nothing."""
+    """Syncing failed: the commit may or may not survive a power cut. Reload; send nothing."""
 
     code = "durability_failed"
-
-
-class HistoryBehind(NotDurable):
-    code = "history_behind"

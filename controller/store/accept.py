@@ -17,17 +17,24 @@ from msgspec import Raw, Struct, UnsetType, structs
 from controller.model.action import verify
 from controller.model.errors import BrokenAction, EditedOutside, HistoryAhead, InvariantBroken
 from controller.model.invariants import AT_REST, against_history, violations
-from controller.model.records import Document, Event, PendingAction
-from controller.store.file import FileStore, Image
-from controller.store.migrations import back_up
+from controller.model.records import MAPS, Document, Event, PendingAction
+from controller.store import disk, journal
+from controller.store.file import FileStore
+from controller.store.migrations import back_up, lacking
+from controller.store.reading import Reading
 
 
 class Accepted(Struct, frozen=True):
-    """`changed` is False when there was nothing to accept. `restored` are slots whose action came back from history."""
+    """`changed` is False when there was nothing to accept. `restored` are slots whose action came back from history.
+
+    `newer` are the records (as `runs.r-1`) that commits behind the edited file had changed: they stand as committed,
+    whatever the edit made of them.
+    """
 
     document: Document
     changed: bool
     restored: tuple[int, ...] = ()
+    newer: tuple[str, ...] = ()
 
 
 def accept(store: FileStore, *, restore_pending: bool, timeout: float) -> Accepted:
@@ -39,12 +46,15 @@ def accept(store: FileStore, *, restore_pending: bool, timeout: float) -> Accept
     """
     with store.tenure(timeout) as hold:
         hold.check_lock()
-        image = store.image(follow=False, now_ns=0)
-        if not image.decoded.edited:
+        reading = hold.reading()
+        if not reading.edited:
             document = hold.load().document
+            hold.fold()  # so that who wants to edit has the current one to edit
             return Accepted(document, changed=False)
-        revision = _revision(store, image)
-        edited = image.decoded.document
+        edited = reading.document
+        before = lacking(edited, store.past.events()) if reading.legacy else ()
+        revision = _revision(store, reading, before)
+        newer = _newer(reading)
         restored: Mapping[int, Raw] = _restored(store, edited) if restore_pending else {}
         pending = {
             slot: structs.replace(parked, action=restored[slot]) if slot in restored else parked
@@ -62,57 +72,55 @@ def accept(store: FileStore, *, restore_pending: bool, timeout: float) -> Accept
         )
         document = structs.replace(edited, revision=revision + 1, events=(event,), pending_actions=pending)
         _judge(store, document)
-        _complete_history(store, edited)
-        if image.decoded.legacy:
-            back_up(store.path, image.data, revision=edited.revision, now=store.clock.now_ms())
-        hold.put(image, document)
+        if reading.legacy:
+            back_up(store.path, reading.checkpoint.data, reading.checkpoint.decoded, now=store.clock.now_ms())
+        hold.replace(reading, document, before=before)
         # Once more through the front door: what was accepted is what any command will find, and history has it.
-        return Accepted(hold.load().document, changed=True, restored=tuple(restored))
+        return Accepted(hold.load().document, changed=True, restored=tuple(restored), newer=newer)
 
 
-def _revision(store: FileStore, image: Image) -> int:
+def _revision(store: FileStore, reading: Reading, before: tuple[Event, ...]) -> int:
     """The revision to go on from. The edited number must fit history, which it cannot change; then history stays
     gapless.
     """
-    edited = image.decoded.document
-    known = store.past.revision()
-    if known is None or edited.revision == known:
-        return edited.revision
-    if edited.revision < known:
+    known = before[-1].revision if before else _known(store, reading)
+    if known is None or reading.document.revision == known:
+        return reading.document.revision
+    if reading.document.revision < known:
         raise HistoryAhead(
-            f"history knows revision {known}, the edited document says {edited.revision}",
-            where=str(store.past.path),
+            f"history knows revision {known}, the edited document says {reading.document.revision}",
+            where=str(store.path),
             next=f"put the newer document back, or, if only the number was edited, set it to {known}",
         )
-    if edited.revision == known + 1 and _numbered(edited):
-        return edited.revision
     raise EditedOutside(
-        f"the edited document says revision {edited.revision}, and history ends at {known}",
+        f"the edited document says revision {reading.document.revision}, and history ends at {known}",
         where=str(store.path),
         next=f"set its revision back to {known}, then accept it again",
     )
 
 
-def _numbered(edited: Document) -> bool:
-    """Whether the events that it carries can be those of its last commit."""
-    carried = [(event.revision, event.n) for event in edited.events]
-    return carried == [(edited.revision, n) for n in range(1, len(carried) + 1)]
+def _newer(reading: Reading) -> tuple[str, ...]:
+    """Records that the journal goes on to change, behind the document that was edited."""
+    if reading.file is None:
+        return ()
+    with disk.reading(reading.file.path):
+        data = disk.read_all(reading.file.handle.fd)
+    lines = [each.line for each in journal.scan(data[: reading.end], str(reading.file.path)).lines]
+    commits = [line for line in lines if isinstance(line, journal.Commit)]
+    return tuple(dict.fromkeys(f"{name}.{key}" for line in commits for name in MAPS for key in getattr(line, name)))
 
 
-def _complete_history(store: FileStore, edited: Document) -> None:
-    """What a crash left out is appended from the edited document, unless its events were edited too."""
-    try:
-        if _numbered(edited):
-            store.past.catch_up(edited, synced=False)
-            return
-    except HistoryAhead:
-        pass  # Not ahead, which was refused before: history has other events for that revision, and it is right.
-    store.past.trim()
+def _known(store: FileStore, reading: Reading) -> int | None:
+    """The last revision that history knows."""
+    if reading.ahead is not None or not reading.legacy:
+        return reading.ahead or reading.revision
+    end = store.past.end()
+    return None if end is None else end.revision
 
 
 def _judge(store: FileStore, document: Document) -> None:
     found = [violation for violation in violations(document) if violation.id not in AT_REST]
-    found += against_history(document, store.past.events(None))
+    found += against_history(document, store.past.events())
     if not found:
         return
     more = f" (and {len(found) - 1} more: see `controller fsck`)" if len(found) > 1 else ""
@@ -131,7 +139,7 @@ def _restored(store: FileStore, document: Document) -> dict[int, Raw]:
         if _verifies(slot, parked.action):
             continue
         key = _carried_key(parked)
-        for event in store.past.events(None, f"slot:{slot}"):
+        for event in store.past.events(f"slot:{slot}"):
             if event.key == key and not isinstance(event.action, UnsetType) and _verifies(slot, event.action, key):
                 found[slot] = event.action
     return found

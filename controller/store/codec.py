@@ -21,47 +21,36 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from itertools import compress, islice
-from operator import is_, is_not
-from typing import Any, Final, NamedTuple
+from operator import itemgetter
+from typing import Any, Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from controller.model.errors import DocumentCorrupt, DocumentForeign, StrictError
+from controller.model.mapping import Records, Source
 from controller.model.records import (
+    MAPS,
     MAX_SLOTS,
     SCHEMA,
     SENTINEL,
     Counters,
-    Disowned,
     Document,
     Event,
-    PendingAction,
-    Provider,
-    Queue,
-    Run,
-    Slot,
-    Tombstone,
     Trouble,
-    Worker,
 )
 
-MAPS: Final[Mapping[str, type[Struct]]] = {
-    "runs": Run,
-    "workers": Worker,
-    "pending_actions": PendingAction,
-    "slots": Slot,
-    "queues": Queue,
-    "providers": Provider,
-    "finished": Tombstone,
-    "disowned": Disowned,
-}
-"""Sections that are maps, in file order, and what they hold."""
 BY_SLOT: Final = ("workers", "pending_actions", "slots")
 
 _TAIL = re.compile(rb',\n"digest":"([0-9a-f]{64})"\}\n')
-_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+_FIRST = re.compile(rb'\{"schema":([0-9]{1,9}),\n')
+_DIGITS_ALIKE: Final = bytes(ord("0") if chr(byte).isdecimal() and byte < 128 else ord(" ") for byte in range(256))
+_LONG_NUMBER: Final = b"0" * 19
+"""What a number that may be beyond 64 bits holds, once its digits are alike: a tenth of what a pattern costs."""
+WHOLE: Final = 1 << 18
+"""Up to so many bytes a document is decoded whole, which takes a millisecond: a wrong record is found at once. In
+larger ones a record is decoded, and judged, when it is touched.
+"""
 _TAIL_SIZE = len(b',\n"digest":""}\n') + 64
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _KINDS: tuple[type[Struct], ...] = (*MAPS.values(), Event, Counters, Trouble)
@@ -78,9 +67,17 @@ class _Header(Struct):
     schema: int
 
 
-class _Sealed(Document, frozen=True, forbid_unknown_fields=True):
-    """The document as the file has it, with its digest."""
+class Named(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a checkpoint names its journal. `digest` is that of the journal's first line."""
 
+    file: str
+    digest: str
+
+
+class _Sealed(Document, frozen=True, forbid_unknown_fields=True):
+    """The document as the file has it, with the journal that goes on from it and its digest."""
+
+    journal: Named | None = None
     digest: str = ""
 
 
@@ -94,12 +91,16 @@ _ADDRESSED = msgspec.json.Decoder(_Addressed)
 
 
 class Decoded(Struct, frozen=True):
-    """What bytes turned out to be. `edited`, `legacy` and `digest` are as in `protocol.Snapshot`."""
+    """What bytes turned out to be. `edited` and `digest` are as in `protocol.Snapshot`.
+
+    `legacy`: of an older schema. `journal` None: from before there was one, or no checkpoint at all.
+    """
 
     document: Document
     edited: bool
     legacy: bool
     digest: str
+    journal: Named | None = None
 
 
 class Unstorable(ValueError):
@@ -113,94 +114,60 @@ def line_of(record: object) -> bytes:
     return line if b"\n" not in line else line.replace(b"\r", b" ").replace(b"\n", b" ")
 
 
-def storable(record: Struct) -> None:
-    """Raise Unstorable unless *record* comes back from its bytes, through the strict reader too, as what it is.
+def storable(record: Struct, before: Struct | None = None) -> bytes:
+    """The line of *record*. Raises Unstorable unless that comes back, through the strict reader too, as what it is.
 
-    Only JSON as it came, and numbers beyond 64 bits, hold what that reader refuses and the typed one lets through.
+    Only JSON as it came, and numbers beyond 64 bits, hold what that reader refuses and the typed one lets through. JSON
+    that the record had *before* already was looked at then.
     """
     from controller.model.strict import MAX_DEPTH, strict_loads
 
+    kind = type(record)
     try:
         line = line_of(record)
-        raw = any(isinstance(getattr(record, name), Raw) for name in _RAW_FIELDS[type(record)])
-        if raw or _LONG_NUMBER.search(line):
+        if _LONG_NUMBER in line.translate(_DIGITS_ALIKE) or any(
+            isinstance(raw := getattr(record, name), Raw) and raw is not getattr(before, name, None)
+            for name in _RAW_FIELDS[kind]
+        ):
             strict_loads(line, where="record", depth=MAX_DEPTH - 2)
-        back = _RECORDS[type(record)].decode(line)
+        back = _RECORDS[kind].decode(line)
     except (StrictError, msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise Unstorable(str(error)) from error
     if back != record and line_of(back) != line:
         raise Unstorable("it does not come back as what it is")
+    return line
 
 
-class Encoder:
-    """Gives the sealed bytes of document after document; what a commit left alone costs it next to nothing.
-
-    A record that is the very object it was in the document before keeps its line, since records never change. For one
-    thread at a time.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[str, _Section] = {name: _Section({}, {}, b"") for name in MAPS}
-
-    def encode(self, document: Document) -> bytes:
-        parts = [b"{"]
-        header = ("schema", "fleet", "lineage", "epoch", "revision", "counters", "draining", "pending_action")
-        parts += [b'"%b":%b,\n' % (name.encode(), _ENCODER.encode(getattr(document, name))) for name in header]
-        parts.append(b'"events":%b,\n' % _lines(map(line_of, document.events)))
-        for name in MAPS:
-            lines = self._section(name, getattr(document, name))
-            parts += (b'"%b":{\n' % name.encode(), lines, b"\n},\n") if lines else (b'"%b":{},\n' % name.encode(),)
-        parts.append(b'"troubles":%b' % _lines(map(line_of, document.troubles)))
-        # Large parts are copied once, into the result.
-        seal = hashlib.sha256()
-        for part in parts:
-            seal.update(part)
-        parts.append(b',\n"digest":"%b"}\n' % seal.hexdigest().encode())
-        return b"".join(parts)
-
-    def _section(self, name: str, records: Mapping[Any, Struct]) -> bytes:
-        known = self._known[name]
-        before, old = known.records, known.lines
-        if records is before:
-            return known.data
-        kept, lines = before, dict(old)
-        if len(records) != len(before):
-            kept = left = dict(before)
-            for key in before.keys() - records.keys():
-                del left[key], lines[key]
-        more = len(records) - len(kept)
-        if (more == 0 or (more > 0 and name not in BY_SLOT)) and all(map(is_, kept, records)):
-            # What is left of them stands in its old order, with new ones behind it, as after every commit: only lines
-            # that differ are looked at one by one.
-            for key in compress(kept, map(is_not, records.values(), kept.values())):
-                lines[key] = _entry(key, records[key])
-            for key in islice(records, len(kept), None):
-                lines[key] = _entry(key, records[key])
-        else:
-            # Slots by number for whoever reads the file; other sections in the order their records came.
-            lines = {
-                key: old[key] if before.get(key) is records[key] else _entry(key, records[key])
-                for key in (sorted(records) if name in BY_SLOT else records)
-            }
-        self._known[name] = made = _Section(records, lines, b",\n".join(lines.values()))
-        return made.data
+def encode(document: Document, journal: Named | None = None) -> bytes:
+    """The sealed bytes of *document*, a checkpoint that names *journal*. What nobody touched is as it came."""
+    parts: list[bytes | memoryview] = [b"{"]
+    header = ("schema", "fleet", "lineage", "epoch", "revision", "counters", "draining", "pending_action")
+    parts += [b'"%b":%b,\n' % (name.encode(), _ENCODER.encode(getattr(document, name))) for name in header]
+    if journal is not None:
+        parts.append(b'"journal":%b,\n' % _ENCODER.encode(journal))
+    parts.append(b'"events":%b,\n' % _lines(map(line_of, document.events)))
+    for name in MAPS:
+        parts += (b'"%b":' % name.encode(), _section(name, Records.of(getattr(document, name))), b",\n")
+    parts.append(b'"troubles":%b' % _lines(map(line_of, document.troubles)))
+    # Large parts are copied once, into the result.
+    seal = hashlib.sha256()
+    for part in parts:
+        seal.update(part)
+    parts.append(b',\n"digest":"%b"}\n' % seal.hexdigest().encode())
+    return b"".join(parts)
 
 
-def _entry(key: object, record: Struct) -> bytes:
-    return b"%b:%b" % (_ENCODER.encode(str(key)), line_of(record))
-
-
-class _Section(NamedTuple):
-    """A map as it was written: its records, the line of each in the order of the file, and all lines."""
-
-    records: Mapping[Any, Struct]
-    lines: Mapping[Any, bytes]
-    data: bytes
-
-
-def encode(document: Document) -> bytes:
-    """The sealed bytes of *document*."""
-    return Encoder().encode(document)
+def _section(name: str, records: Records[Any, Any]) -> bytes | memoryview:
+    if records.untouched:
+        return records.untouched
+    entries = records.raw_items()
+    if name in BY_SLOT:  # by number for whoever reads the file; other sections in the order their records came
+        entries = iter(sorted(entries, key=itemgetter(0)))
+    body = b",\n".join(
+        b"%b:%b" % (_ENCODER.encode(str(key)), bytes(entry) if isinstance(entry, Raw) else line_of(entry))
+        for key, entry in entries
+    )
+    return b"{\n%b\n}" % body if body else b"{}"
 
 
 def _lines(lines: Iterable[bytes]) -> bytes:
@@ -232,9 +199,14 @@ def decode(data: bytes, where: str) -> Decoded:
         document = migrations.migrated(data, where)
         _check_slots(document, where)
         return Decoded(document, sealed is None and carried != "", True, sealed or str(carried))
-    document = _typed(data, where)
-    _check_slots(document, where)
-    return Decoded(document, sealed is None, False, sealed or str((content or {}).get("digest", "")))
+    found = None if sealed is None or len(data) <= WHOLE else _lazily(data, where)
+    if found is None:
+        found = _typed(data, where)
+    if found.schema != SCHEMA:
+        raise corrupt("it has a second schema", where)
+    _check_slots(found, where)
+    document = Document(*(getattr(found, name) for name in Document.__struct_fields__))
+    return Decoded(document, sealed is None, False, sealed or str((content or {}).get("digest", "")), found.journal)
 
 
 def _seal(data: bytes) -> str | None:
@@ -259,20 +231,66 @@ def _strict(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _schema(data: bytes, where: str) -> int:
+    found = _FIRST.match(data)
+    if found is not None:  # where `encode` puts it: the rest of a large document need not be looked through for it
+        return int(found[1])
     try:
         return _HEADER.decode(data).schema
     except (msgspec.MsgspecError, RecursionError) as error:
         raise corrupt(str(error), where) from error
 
 
-def _typed(data: bytes, where: str) -> Document:
+def _lazily(data: bytes, where: str) -> _Sealed | None:
+    """Sealed *data* with its sections left as they are; None when it is not laid out as `encode` does it.
+
+    A line that is only a brace ends a section, since records are on one line each: so none has to be looked at.
+    """
+    begin = data.find(b'\n"runs":{') + 1
+    place, sections = begin, {}
+    for name in MAPS:
+        head = b'"%b":{' % name.encode()
+        if not place or not data.startswith(head, place):
+            return None
+        opened = place + len(head) - 1
+        if data.startswith(b"{},\n", opened):
+            sections[name], place = memoryview(b""), opened + 4
+        else:
+            closed = data.find(b"\n},\n", opened)
+            if closed < 0:
+                return None
+            sections[name], place = memoryview(data)[opened : closed + 2], closed + 4
+    try:
+        rest = _DOCUMENT.decode(data[:begin] + data[place:])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _located(data, error, where) from error
+    if rest.pending_action != SENTINEL:
+        raise _no_sentinel(rest.pending_action, where)
+    return structs.replace(rest, **{name: Records.lazy(source(name, where, text)) for name, text in sections.items()})
+
+
+def source(name: str, where: str, text: bytes | memoryview = b"") -> Source[Any, Any]:
+    """How records of a section are decoded, with *text* as they come. Decoding raises DocumentCorrupt."""
+    kind = MAPS[name]
+    decode = _RECORDS[kind].decode
+
+    def decoded(raw: Raw) -> Struct:
+        try:
+            record: Struct = decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise corrupt(said(error, kind, f"$.{name}[...]"), where) from error
+        return record
+
+    return Source(decoded, int if name in BY_SLOT else str, text, where)
+
+
+def _typed(data: bytes, where: str) -> _Sealed:
     try:
         sealed = _DOCUMENT.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _located(data, error, where) from error
     if sealed.pending_action != SENTINEL:
         raise _no_sentinel(sealed.pending_action, where)
-    return Document(*(getattr(sealed, name) for name in Document.__struct_fields__))
+    return structs.replace(sealed, **{name: Records.of(getattr(sealed, name), source(name, where)) for name in MAPS})
 
 
 def _located(data: bytes, error: Exception, where: str) -> DocumentCorrupt:
@@ -336,10 +354,10 @@ def _check_slots(document: Document, where: str) -> None:
 
     An action that cannot be decoded stays loadable (and never replays): it must not take `status` away.
     """
+    if not 0 <= document.revision <= 10**17:
+        raise corrupt("its revision is outside 0..10^17", where)
     for name in BY_SLOT:
-        for slot in getattr(document, name):
-            if not 1 <= slot <= MAX_SLOTS:
-                raise corrupt(f"slot {slot} at $.{name}.{slot} is outside 1..{MAX_SLOTS}", where)
+        check_slots(name, getattr(document, name), where)
     for slot, pending in document.pending_actions.items():
         try:
             carried = _ADDRESSED.decode(bytes(pending.action)).slot
@@ -347,6 +365,12 @@ def _check_slots(document: Document, where: str) -> None:
             continue
         if carried != slot:
             raise corrupt(f"the action at $.pending_actions.{slot} is one for slot {carried}", where)
+
+
+def check_slots(name: str, slots: Iterable[int], where: str) -> None:
+    for slot in slots:
+        if not 1 <= slot <= MAX_SLOTS:
+            raise corrupt(f"slot {slot} at $.{name}.{slot} is outside 1..{MAX_SLOTS}", where)
 
 
 def corrupt(what: str, where: str) -> DocumentCorrupt:

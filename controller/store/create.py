@@ -10,6 +10,7 @@ configuration is written first and the document last, so what has a document is 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,11 +20,11 @@ from controller.clock import Clock
 from controller.model.errors import AlreadyThere, RevisionMoved
 from controller.model.process import ProcessIdentity
 from controller.model.records import INITIALISED, Event, new_document
-from controller.store import disk
-from controller.store.file import DOCUMENT, SIGNS, FileStore
+from controller.store import checkpoint, disk, journal
+from controller.store.directory import DOCUMENT, SIGN_PREFIXES, SIGNS
+from controller.store.file import FileStore
 
 CONFIG: Final = "controller.toml"
-_SIGN_PREFIXES: Final = ("journal", "backup", "history")
 
 
 def initialise(
@@ -43,22 +44,23 @@ def initialise(
     A directory that is there and empty is fine and becomes 0700; one that holds other things keeps its mode. Raises
     AlreadyThere, NotOurs, StorageFailed, DurabilityFailed and what `FileStore.hold` raises.
     """
-    _refuse_signs(directory)
-    _make(directory)
+    refuse_signs(directory)
+    make_directory(directory)
     store = FileStore(directory, clock=clock, whoami=whoami, command=command)
     with store.tenure(timeout, founding=True) as hold:
-        _refuse_signs(directory)
-        hold.remove_stale()
+        refuse_signs(directory)
+        checkpoint.sweep(directory, None)
         _write_config(directory / CONFIG, config_text)
         event = Event(1, 1, clock.now_ms(), command, "fleet", INITIALISED, key=lineage, detail=f"fleet {fleet}")
         try:
-            hold.put(None, structs.replace(new_document(fleet, lineage), revision=1, events=(event,)))
+            hold.replace(None, structs.replace(new_document(fleet, lineage), revision=1, events=(event,)))
         except RevisionMoved as error:
             raise _already(directory / DOCUMENT) from error
     return store
 
 
-def _refuse_signs(directory: Path) -> None:
+def refuse_signs(directory: Path, *, but: frozenset[str] = frozenset()) -> None:
+    """Raise AlreadyThere for any sign of an earlier life, *but* for what has one of these names."""
     try:
         names = sorted(os.listdir(directory))
     except FileNotFoundError:
@@ -68,8 +70,12 @@ def _refuse_signs(directory: Path) -> None:
     except OSError as error:
         raise disk.denied(error, directory) or disk.storage_failed(directory, error) from error
     disk.refuse_foreign_root(directory, os.stat(directory).st_uid)
+    # An init that was killed leaves the document half written beside a journal that says nothing yet.
+    begun = any(name.startswith(disk.TEMPORARY) for name in names) and DOCUMENT not in names
     for name in names:
-        if name == DOCUMENT or name in SIGNS or name.startswith(_SIGN_PREFIXES):
+        if begun and journal.parse_name(name) == (1, 0) and journal.is_blank(directory / name):
+            continue
+        if name not in but and (name == DOCUMENT or name in SIGNS or name.startswith(SIGN_PREFIXES)):
             raise _already(directory / name)
 
 
@@ -81,7 +87,7 @@ def _already(path: Path) -> AlreadyThere:
     )
 
 
-def _make(directory: Path) -> None:
+def make_directory(directory: Path) -> None:
     """The directory, private, with its missing parents (as the umask has them); every new entry synced."""
     try:
         made = []
@@ -95,6 +101,10 @@ def _make(directory: Path) -> None:
             os.chmod(directory, disk.PRIVATE_DIRECTORY)
         for path in made:
             disk.sync_directory(path.parent)
+        for path in (directory.absolute(), *directory.absolute().parents):
+            if path not in made:  # an init that was killed may have made it
+                with suppress(OSError):
+                    disk.sync_directory(path.parent)
     except OSError as error:
         raise disk.denied(error, directory) or disk.storage_failed(directory, error) from error
 

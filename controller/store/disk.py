@@ -19,6 +19,8 @@ from controller.model.errors import DocumentFault, NotOurs, StorageFailed
 
 PRIVATE: Final = 0o600
 PRIVATE_DIRECTORY: Final = 0o700
+TEMPORARY: Final = ".controller.json.tmp-"
+"""What a document is called while it is being written. A journal beside one may be that of a write that was killed."""
 SETTLED_NS: Final = 20_000_000
 """How old a change time must be before an equal one proves that nothing was written since: clocks of inodes are
 coarse.
@@ -134,11 +136,11 @@ def same_file(path: Path, fd: int) -> bool:
     return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
 
-def create(path: Path, *, mode: int = PRIVATE, like: os.stat_result | None = None) -> Handle:
+def create(path: Path, *, mode: int = PRIVATE, like: os.stat_result | None = None, flags: int = os.O_WRONLY) -> Handle:
     """A new file for writing: *mode* whatever the umask, or mode, group and (for root) owner of the file it will
     replace.
     """
-    handle = Handle(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE))
+    handle = Handle(os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE))
     try:
         if like is not None:
             made = os.fstat(handle.fd)
@@ -175,6 +177,13 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
+def write_at(fd: int, data: bytes, offset: int) -> None:
+    """Every byte from *offset* on, in one write if the system takes it so."""
+    written = os.pwrite(fd, data, offset)
+    while written < len(data):
+        written += os.pwrite(fd, data[written:], offset + written)
+
+
 def read_all(fd: int) -> bytes:
     """The whole file from its start, whatever its offset is."""
     size = os.fstat(fd).st_size
@@ -188,6 +197,28 @@ def read_all(fd: int) -> bytes:
         parts.append(part)
         position += len(part)
     return b"".join(parts)
+
+
+def read_behind(fd: int, last: bytes, offset: int, chunk: int) -> bytes:
+    """What stands in a journal from *offset* on, where *last* does, up to the zeros at its end.
+
+    One short read if nothing is behind *last*, which is what a holder asks again and again.
+    """
+    first = os.pread(fd, len(last) + 1, offset)
+    if first == last or first == last + b"\0":
+        return last
+    parts: list[bytes] = []
+    while part := os.pread(fd, chunk, offset):
+        parts.append(part)
+        if part.endswith(b"\0"):
+            break
+        offset += len(part)
+    return b"".join(parts)
+
+
+def rewrite(fd: int, begin: int, end: int) -> None:
+    """Write what stands there once more, so that a sync has to write it, whatever became of one before."""
+    write_at(fd, os.pread(fd, end - begin, begin), begin)
 
 
 def sync_directory(directory: Path) -> None:
@@ -227,6 +258,15 @@ def storing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise storage_failed(path, error) from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Maps errors of the system while *path* is being read to DocumentFault."""
+    try:
+        yield
+    except OSError as error:
+        raise denied(error, path) or unreadable(path, error) from error
 
 
 def storage_failed(path: Path, error: OSError) -> StorageFailed:

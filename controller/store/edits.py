@@ -13,15 +13,22 @@ from msgspec import Struct
 from controller.model.edit import Edit, apply_edit, joined
 from controller.model.errors import InvariantBroken, ScopeExceeded
 from controller.model.invariants import Touched, regressions, violations
-from controller.model.records import Document
-from controller.store.codec import MAPS, Unstorable, storable
+from controller.model.records import MAPS, Document
+from controller.store.codec import Unstorable, line_of, storable
 from controller.store.protocol import Part, Scope
+
+
+class Next(Struct, frozen=True):
+    """The next document, and the members of its commit's line but for the digests, without the closing brace."""
+
+    document: Document
+    body: bytes
 
 
 def next_document(
     document: Document, edit: Edit, scope: Scope | None, where: str, *, parts: Sequence[Part] = ()
-) -> Document:
-    """The document that *parts* and *edit* make of *document*. Raises ScopeExceeded or InvariantBroken.
+) -> Next:
+    """What *parts* and *edit* make of *document*. Raises ScopeExceeded or InvariantBroken.
 
     Only *new* violations refuse: one that is there already must not keep anybody from mending it.
     """
@@ -29,11 +36,12 @@ def next_document(
         _check_scope(part.edit, part.scope, where)
     if scope is not None:
         _check_scope(edit, scope, where)
-    edit = reduce(joined, (*(part.edit for part in parts), edit))
+    if parts:
+        edit = reduce(joined, (*(part.edit for part in parts), edit))
     if not edit.events:
         raise _broken("the edit has no event: history could not explain it", where)
-    _check_storable(edit, where)
     after = apply_edit(document, edit)
+    body = _body(document, after, edit, where)
     touched = Touched.of(document, edit)
     found = (*regressions(document, after, touched), *violations(after, touched))
     if found:
@@ -41,7 +49,7 @@ def next_document(
         for violation in found:
             if (violation.id, violation.subject) not in known:
                 raise _broken(f"{violation.id}: {violation.what}", f"{violation.subject} in {where}")
-    return after
+    return Next(after, body)
 
 
 def _check_scope(edit: Edit, scope: Scope, where: str) -> None:
@@ -73,22 +81,38 @@ def _exceeded(path: str, scope: Scope, where: str) -> ScopeExceeded:
     )
 
 
-def _check_storable(edit: Edit, where: str) -> None:
-    for name in MAPS:
-        for key, record in getattr(edit, name).items():
-            if record is not None:
-                _check_record(record, f"$.{name}.{key}", where)
-    for number, event in enumerate(edit.events, 1):
-        _check_record(event, f"event {number}", where)
-    for trouble in edit.troubles:
-        _check_record(trouble, "$.troubles", where)
+def _body(document: Document, after: Document, edit: Edit, where: str) -> bytes:
+    """What changed, each record in the bytes that were seen to come back as what it is."""
+    first = after.events[0]
+    events = b",".join([_line(event, f"event {event.n}", where) for event in after.events])
+    command = line_of(first.command)
+    parts = [b'{"revision":%d,"at":%d,"command":%b,"events":[%b]' % (after.revision, first.at, command, events)]
     if edit.counters is not None:
-        _check_record(edit.counters, "$.counters", where)
+        parts.append(b'"counters":' + _line(edit.counters, "$.counters", where))
+    if edit.draining is not None:
+        parts.append(b'"draining":' + line_of(edit.draining))
+    if edit.troubles:
+        troubles = (_line(trouble, "$.troubles", where) for trouble in edit.troubles)
+        parts.append(b'"troubles":[%b]' % b",".join(troubles))
+    for name in MAPS:
+        changes: Mapping[str | int, Struct | None] = getattr(edit, name)
+        if changes:
+            known: Mapping[str | int, Struct] = getattr(document, name)
+            lines = [
+                b"%b:%b"
+                % (
+                    line_of(str(key)),
+                    b"null" if each is None else _line(each, f"$.{name}.{key}", where, known.get(key)),
+                )
+                for key, each in changes.items()
+            ]
+            parts.append(b'"%b":{%b}' % (name.encode(), b",".join(lines)))
+    return b",".join(parts)
 
 
-def _check_record(record: Struct, path: str, where: str) -> None:
+def _line(record: Struct, path: str, where: str, before: Struct | None = None) -> bytes:
     try:
-        storable(record)
+        return storable(record, before)
     except Unstorable as error:
         raise _broken(f"{path} could not be read again once stored: {error}", where) from error
 

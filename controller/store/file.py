@@ -1,155 +1,103 @@
-"""The document in a directory: its lock, the load fence, compare-and-swap and the durable write. The one page to audit.
+"""The document in a directory: its lock, the load fence, compare-and-swap and the commit. The one page to audit.
 
 Not promised: fairness among waiters; safety on network file systems; that a commit whose caller was killed did not
 happen.
 
-The commit point is the rename in `_FileHold._replaced`. Before it the old revision stands; after it the new one is
-visible, and it counts as done only once the directory is synced. Visible is not durable: see `_FileHold.load`.
+The commit point is the one line that `FileHold._append` writes to the journal. Before it the old revision stands; with
+it the new one is visible, and it counts as done only once it is synced. Visible is not durable: see `FileHold.load`. A
+whole document (init, a migration, an accepted edit, a restore) is committed by the rename in `store.checkpoint`.
 """
 
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
 from typing import Final
 
+from msgspec import structs
+
 from controller.clock import Clock
 from controller.model.edit import Edit
 from controller.model.errors import (
+    ControllerError,
     DocumentFault,
-    DocumentMissing,
     DurabilityFailed,
     EditedOutside,
     FenceBroken,
-    HistoryBehind,
+    HistoryAhead,
+    JournalForked,
     LockLost,
     LockReentered,
-    Refusal,
     RevisionMoved,
 )
+from controller.model.keep import Keep
 from controller.model.process import ProcessIdentity
 from controller.model.records import Document, Event
-from controller.store import codec, disk, refusals
-from controller.store.history import History
-from controller.store.locks import DocumentLock, SlotLocks, unusable
-from controller.store.protocol import Hold, Loaded, Part, Scope, SlotHold, SlotNote, Snapshot
+from controller.store import checkpoint, disk, journal, segments
+from controller.store.directory import LOCK, StateDirectory
+from controller.store.locks import DocumentLock
+from controller.store.protocol import Hold, Leftover, Loaded, Part, Scope
+from controller.store.reading import JournalFile, Reading
 
-DOCUMENT: Final = "controller.json"
-LOCK: Final = "controller.lock"
-HISTORY: Final = "history.jsonl"
-TEMPORARY: Final = f".{DOCUMENT}.tmp-"
+_AHEAD: Final = 1 << 20
+"""How much space is taken for a journal at once, from the second line on that a process appends."""
 
-SIGNS: Final = {HISTORY, "workers", "slots", "logs"}
-"""What lies beside a document and nowhere else."""
+_RENEWED: Final = 1 << 16
+"""How much of the end of a journal is written once more before it is built upon by a process that did not write it."""
+_MANY: Final = 32
+"""How many files of history there are before it is asked how much to keep."""
 
 _held: dict[tuple[int, int], tuple[int, int]] = {}
 """State directories held by this process, by inode so that no spelling of a path hides one, with (pid, thread)."""
 _suspect: set[tuple[int, int]] = set()
 """State directories where syncing failed in this process: what is visible there is written anew before it is built
-upon.
+upon. Other processes are told by the lock file.
 """
-
-
-class Image:
-    """One reading of the document file. Its descriptor stays open, so its inode number cannot come back as another
-    file.
-
-    `settled`: its change time was old enough when it was read that equal identity proves equal content.
-    """
-
-    __slots__ = ("data", "decoded", "handle", "identity", "settled")
-
-    def __init__(
-        self, handle: disk.Handle, identity: disk.Identity, data: bytes, decoded: codec.Decoded, *, settled: bool
-    ) -> None:
-        self.handle = handle
-        self.identity = identity
-        self.data = data
-        self.decoded = decoded
-        self.settled = settled
 
 
 class _Fenced(Loaded):
     """What `load` hands out. Only the hold that made it accepts it."""
 
-    __slots__ = ("image",)
+    __slots__ = ("reading",)
 
-    def __init__(self, image: Image) -> None:
-        super().__init__(image.decoded.document)
-        self.image = image
+    def __init__(self, reading: Reading) -> None:
+        super().__init__(reading.document)
+        self.reading = reading
 
 
-class FileStore:
+class FileStore(StateDirectory):
     """The Store over one state directory (made by `store.create.initialise`).
 
-    *whoami* and *command* go into lock notes. Several threads may use one object; a hold belongs to who took it.
+    *whoami* and *command* go into lock notes, *keep* is asked how much history to leave, when there are many files of
+    it. Several threads may use one object; a hold belongs to who took it. Whoever committed should `close` it, so that
+    at rest the document is current.
     """
 
-    def __init__(self, directory: Path, *, clock: Clock, whoami: ProcessIdentity, command: str) -> None:
-        self.directory = directory
-        self.clock = clock
-        self.whoami = whoami
-        self.command = command
-        self.path = directory / DOCUMENT
-        self.past = History(directory / HISTORY)
-        self.latest: Image | None = None
-        self.durable: disk.Identity | None = None
-        self.encoder = codec.Encoder()
+    def __init__(
+        self, directory: Path, *, clock: Clock, whoami: ProcessIdentity, command: str, keep: Callable[[], Keep] = Keep
+    ) -> None:
+        super().__init__(directory, clock=clock, whoami=whoami, command=command)
+        self.keep = keep
+        self.durable: Reading | None = None
+        """What this process knows to be durable, line by line."""
         self.lock_path = directory / LOCK
-        self._lock = DocumentLock(self.lock_path, clock=clock, whoami=whoami, command=command)
-        self._slots = SlotLocks(directory, clock=clock, whoami=whoami, command=command)
-
-    @property
-    def where(self) -> str:
-        return str(self.directory)
-
-    def read(self) -> Snapshot:
-        # History first: whatever is committed between the two reads cannot make it look ahead.
-        history_revision = self.past.revision()
-        image = self.image(follow=True, now_ns=self.clock.now_ms() * 1_000_000)
-        found = image.decoded
-        return Snapshot(found.document, found.edited, found.legacy, history_revision, found.digest)
-
-    def image(self, *, follow: bool, now_ns: int) -> Image:
-        """The document file as it is now, decoded again only if it changed. *now_ns* tells how old a change time is."""
-        try:
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-            handle = disk.Handle(os.open(self.path, flags))
-            status = os.fstat(handle.fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise codec.corrupt("it is not a regular file", str(self.path))
-            identity = disk.identity(status)
-            known = self.latest
-            if known is not None and known.settled and known.identity == identity:
-                return known
-            data = disk.read_all(handle.fd)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise missing(self.directory) from error
-        except OSError as error:
-            raise disk.denied(error, self.path) or disk.unreadable(self.path, error) from error
-        if known is not None and known.data == data:
-            data, decoded = known.data, known.decoded
-        else:
-            decoded = codec.decode(data, str(self.path))
-        settled = identity.ctime_ns <= now_ns - disk.SETTLED_NS
-        self.latest = Image(handle, identity, data, decoded, settled=settled)
-        return self.latest
+        self._unfolded = False
+        self.lock = DocumentLock(self.lock_path, clock=clock, whoami=whoami, command=command)
 
     def waited(self) -> tuple[float, str] | None:
         """While the lock is waited for: since when on the monotonic clock, and who holds it."""
-        return self._lock.waited
+        return self.lock.waited
 
     def hold(self, timeout: float) -> AbstractContextManager[Hold]:
         return self.tenure(timeout)
 
     @contextmanager
-    def tenure(self, timeout: float, *, founding: bool = False) -> Iterator[_FileHold]:
+    def tenure(self, timeout: float, *, founding: bool = False) -> Iterator[FileHold]:
         """`hold`, with more to it for the modules of this package. *founding*: the document need not be there yet."""
-        directory = self._usable(founding=founding)
+        directory = self.usable(founding=founding)
         registered = (os.getpid(), get_ident())
         if _held.get(directory) == registered:
             raise LockReentered(
@@ -157,68 +105,46 @@ class FileStore:
                 where=self.where,
                 next="use the hold that is open; this is a bug of the program that asked",
             )
-        lock = self._lock.acquire(timeout, still=lambda: self._usable(founding=founding))
+        lock = self.lock.acquire(timeout, still=lambda: self.usable(founding=founding))
         _held[directory] = registered
-        hold = _FileHold(self, lock, directory)
+        hold = FileHold(self, lock, directory)
         try:
             yield hold
         finally:
             hold.open = False
+            self._unfolded |= hold.committed
             if _held.get(directory) == registered:
                 del _held[directory]
             lock.close()
+        if hold.committed and self.latest is not None and checkpoint.outgrown(self.latest):
+            self.fold()
 
-    def _usable(self, *, founding: bool) -> tuple[int, int]:
-        """Everything that can be refused before a lock file is made. Returns what the directory is."""
+    def fold(self) -> bool:
+        """Write the document anew and begin the next journal, if there is anything to fold in and nobody is at work.
+
+        Never waits for the lock and never raises what belongs to this program: a fold that fails changes nothing that
+        anybody was told.
+        """
         try:
-            status = os.stat(self.directory)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise missing(self.directory) from error
-        except OSError as error:
-            raise disk.denied(error, self.directory) or unusable(self.directory, error) from error
-        disk.refuse_foreign_root(self.directory, status.st_uid)
-        if not founding:
-            try:
-                document = os.lstat(self.path)
-            except FileNotFoundError as error:
-                raise missing(self.directory) from error
-            except OSError as error:
-                raise disk.denied(error, self.path) or unusable(self.path, error) from error
-            if stat.S_ISLNK(document.st_mode):
-                # Following it would put temporary file and rename in a directory that this lock does not guard.
-                raise Refusal(
-                    f"{self.path} is a symbolic link; a commit would replace the link, not the file",
-                    where=str(self.path),
-                    next="put the file itself there, or name its own directory with --state-dir",
-                )
-        return status.st_dev, status.st_ino
+            with self.tenure(0) as hold:
+                return hold.fold()
+        except (ControllerError, OSError):
+            return False
 
-    def hold_slot(self, slot: int) -> AbstractContextManager[SlotHold]:
-        self._usable(founding=False)
-        return self._slots.hold(slot)
-
-    def slot_note(self, slot: int) -> SlotNote:
-        return self._slots.note(slot)
-
-    def history(self, subject: str | None = None) -> tuple[Event, ...]:
-        return self.past.events(self.read().document, subject)
-
-    def history_fault(self) -> str | None:
-        return self.past.fault(self.read().document)
-
-    def note_refusal(self, command: str, code: str, what: str, subject: str) -> None:
-        refusals.note(self.directory, self.clock.now_ms(), command, code, what, subject)
-
-    def refusals(self, limit: int) -> tuple[dict[str, object], ...]:
-        return refusals.last(self.directory, limit)
+    def close(self) -> None:
+        """The end of a process that goes well: fold what it committed, while that is cheap."""
+        if self._unfolded and self.latest is not None and checkpoint.is_small(self.latest):
+            self._unfolded = False
+            self.fold()
 
 
-class _FileHold:
+class FileHold:
     """One tenure of the document lock. Ends with its `with` block; a copy of it in a forked child holds nothing."""
 
     def __init__(self, store: FileStore, lock: disk.Handle, directory: tuple[int, int]) -> None:
         self.store = store
         self.open = True
+        self.committed = False
         self._lock = lock
         self._pid = os.getpid()
         self._directory = directory
@@ -228,63 +154,90 @@ class _FileHold:
 
     def load(self) -> Loaded:
         self.check_lock()
-        image = self.store.image(follow=False, now_ns=self._now_ns)
-        if image.decoded.edited:
-            raise EditedOutside(
-                "the document was edited by something else than controller",
-                where=str(self.store.path),
-                next="`controller fsck` judges it, `controller state accept` takes it over",
-            )
-        image = self.settle(image)
-        if image.decoded.legacy:
-            image = self.settle(self._migrated(image))
-        fenced = _Fenced(image)
+        reading = self.reading()
+        self._judge(reading)
+        reading = self._settled(reading)
+        if reading.legacy:
+            reading = self._settled(self._migrated(reading))
+        fenced = _Fenced(reading)
         self._fences.append(fenced)
         return fenced
 
-    def settle(self, image: Image) -> Image:
-        """Make what was read durable and history complete, unless this process knows that they are."""
-        ours = self.store.durable == image.identity
-        if self._directory in _suspect:
-            # A failed sync is not repeated: the pages may count as clean and be lost. The same bytes are written anew.
-            image = self._replaced(image, image.data, image.decoded)
-        elif not ours:
-            self.remove_stale()
-            try:
-                os.fsync(image.handle.fd)
-                disk.sync_directory(self.store.directory)
-            except OSError as error:
-                raise self._uncertain(error) from error
-        self.store.past.catch_up(image.decoded.document, synced=ours)
-        self.store.durable = image.identity
-        return image
+    def reading(self) -> Reading:
+        """What stands there, unjudged. Raises DocumentFault."""
+        return self.store.current(follow=False, now_ns=self._now_ns, writable=True)
 
-    def _migrated(self, image: Image) -> Image:
+    def _judge(self, reading: Reading) -> None:
+        where = str(self.store.path)
+        if reading.edited:
+            raise EditedOutside(
+                "the document was edited by something else than controller",
+                where=where,
+                next="`controller fsck` judges it, `controller state accept` takes it over",
+            )
+        if reading.ahead is not None:
+            raise HistoryAhead(
+                f"history knows revision {reading.ahead}, the document is of revision {reading.revision}: an older"
+                " copy of the document was put back",
+                where=where,
+                next="put the newer one back, or `controller state restore` goes on from this one",
+            )
+        if reading.fork is not None:
+            raise JournalForked(
+                f"the last line of the journal {reading.fork}: something else than controller wrote it",
+                where=f"{self.store.directory / (reading.file.name if reading.file else '')}, offset {reading.end}",
+                next="`controller state restore` goes on from the line before it",
+            )
+
+    def _settled(self, reading: Reading) -> Reading:
+        """Make what was read durable, unless this process knows that it is."""
+        known = self.store.durable
+        if self._directory in _suspect or self.store.lock.is_doubted(self._lock):
+            if reading.legacy:
+                return reading  # its migration writes all of it anew
+            # A failed sync is not repeated: the pages may count as clean and be lost. All of it is written anew.
+            self._renew(reading)
+            return checkpoint.write(self, reading, reading.document)
+        try:
+            if known is None or known.checkpoint.identity != reading.checkpoint.identity:
+                checkpoint.sweep(self.store.directory, reading)
+                os.fsync(reading.checkpoint.handle.fd)
+                if reading.file is not None:
+                    # Who appended the last lines may have seen a sync of them fail, and could tell nobody.
+                    disk.rewrite(reading.file.handle.fd, max(reading.end - _RENEWED, 0), reading.end)
+                    os.fsync(reading.file.handle.fd)
+                disk.sync_directory(self.store.directory)
+            elif reading.file is not None and known.end != reading.end:
+                os.fdatasync(reading.file.handle.fd)
+        except OSError as error:
+            raise self.uncertain(error) from error
+        self.store.durable = reading
+        return reading
+
+    def _renew(self, reading: Reading) -> None:
+        """The journal that is to be closed, written once more; and what was undone behind it cannot come back."""
+        file = reading.file
+        if file is None:
+            return
+        try:
+            disk.rewrite(file.handle.fd, 0, reading.end)
+            if not reading.torn:
+                os.ftruncate(file.handle.fd, reading.end)
+            os.fsync(file.handle.fd)
+        except OSError as error:
+            raise self.uncertain(error) from error
+
+    def _migrated(self, reading: Reading) -> Reading:
         """Commit the migration that reading did in memory; the old bytes are kept first, durably, before any change."""
         from controller.store import migrations
 
         store = self.store
         now = store.clock.now_ms()
-        old = image.decoded.document
-        migrations.back_up(store.path, image.data, revision=old.revision, now=now)
-        self.put(image, migrations.committed(old, now=now, command=store.command))
-        return store.image(follow=False, now_ns=self._now_ns)
-
-    def remove_stale(self) -> None:
-        """Temporary files of the document and its companions: whoever made them held this lock, and died."""
-        with suppress(OSError):
-            for name in os.listdir(self.store.directory):
-                if name.startswith(".controller.") and ".tmp-" in name:
-                    with suppress(OSError):
-                        os.unlink(self.store.directory / name)
-
-    def _uncertain(self, error: OSError) -> DurabilityFailed:
-        _suspect.add(self._directory)
-        return DurabilityFailed(
-            f"could not sync {self.store.directory}: {disk.says(error)}; the last change may not survive a power cut",
-            where=str(self.store.path),
-            next="mend the disk, then run it again: it looks at what is there and writes it anew",
-        )
+        decoded = reading.checkpoint.decoded
+        migrations.back_up(store.path, reading.checkpoint.data, decoded, now=now)
+        before = migrations.lacking(decoded.document, store.past.events())
+        self.replace(reading, migrations.committed(decoded, now=now, command=store.command), before=before)
+        return self.reading()
 
     def commit(self, loaded: Loaded, edit: Edit, *, scope: Scope | None = None, parts: Sequence[Part] = ()) -> Document:
         from controller.store.edits import next_document
@@ -296,21 +249,129 @@ class _FileHold:
                 where=str(self.store.path),
                 next="nothing was written; load inside the hold, and again after each commit",
             )
-        self.check_unmoved(loaded.image)
-        document = next_document(loaded.document, edit, scope, str(self.store.path), parts=parts)
-        return self.put(loaded.image, document)
+        reading = loaded.reading
+        self.check_unmoved(reading)
+        if reading.torn and (edit.events or parts):
+            edit = structs.replace(edit, events=(*edit.events, self._torn(reading)))
+        made = next_document(reading.document, edit, scope, str(self.store.path), parts=parts)
+        self._fences.clear()
+        self._append(reading, made.document, made.body)
+        return made.document
 
-    def put(self, expected: Image | None, document: Document) -> Document:
-        """Replace *expected* by *document*, durably, and append its events to history."""
-        data = self.store.encoder.encode(document)
-        digest = data[-67:-3].decode()
-        image = self._replaced(expected, data, codec.Decoded(document, edited=False, legacy=False, digest=digest))
+    def _append(self, reading: Reading, document: Document, body: bytes) -> None:
+        """The commit: one line behind the last one, synced."""
+        file = reading.file
+        if file is None:
+            raise FenceBroken("a document without a journal was loaded", where=str(self.store.path))
+        path = file.path
+        line, digest = journal.commit_line(body, reading.digest)
+        end = reading.end + len(line)
         try:
-            self.store.past.append(document.events)
-        except HistoryBehind:
-            return document  # It stands. The next load appends them, or says that it cannot.
-        self.store.durable = image.identity
+            if reading.torn:
+                checkpoint.set_aside(self.store.directory, reading)
+            self._take(file, end)
+        except OSError as error:
+            raise disk.storage_failed(path, error) from error
+        try:
+            disk.write_at(file.handle.fd, line, reading.end)
+        except OSError as error:
+            if not self._undo(file, reading.end):
+                self.uncertain(error)
+            raise disk.storage_failed(path, error) from error
+        self.committed = True
+        try:
+            os.fdatasync(file.handle.fd)
+        except OSError as error:
+            self._undo(file, reading.end)
+            raise self.uncertain(error) from error
+        file.appended += 1
+        self.store.latest = self.store.durable = reading.grown(document, end=end, digest=digest)
+
+    @staticmethod
+    def _take(file: JournalFile, end: int) -> None:
+        """Take space ahead, so that a line need not change the size of its file, which would be synced as well."""
+        if end > file.allocated and file.appended:
+            with suppress(OSError):  # the line itself may still fit
+                os.posix_fallocate(file.handle.fd, file.allocated, end + _AHEAD - file.allocated)
+                file.allocated = end + _AHEAD
+
+    @staticmethod
+    def _undo(file: JournalFile, end: int) -> bool:
+        """Cut off what stands behind *end*, durably: it must not come back into a closed journal. False: it may."""
+        try:
+            os.ftruncate(file.handle.fd, end)
+            os.fsync(file.handle.fd)
+        except OSError:
+            return False
+        file.allocated = end
+        return True
+
+    def _torn(self, reading: Reading) -> Event:
+        name = checkpoint.torn_name(self.store.directory, reading)
+        now, command = self.store.clock.now_ms(), self.store.command
+        of = "a commit that never was" if reading.fork is None else "a line that something else wrote"
+        what = f"{len(reading.torn)} bytes of {of} are kept in {name}"
+        return Event(0, 0, now, command, "fleet", "torn_tail_kept", detail=what)
+
+    def replace(self, expected: Reading | None, document: Document, *, before: tuple[Event, ...] = ()) -> Document:
+        """Commit a whole document in the place of *expected* (None: of none). Its revision and its events, which say
+        why, are the caller's; *before* are events that history lacks. Raises LockLost, RevisionMoved, StorageFailed,
+        DurabilityFailed.
+        """
+        self._fences.clear()
+        if expected is not None and expected.torn:
+            torn = structs.replace(self._torn(expected), revision=document.revision, n=len(document.events) + 1)
+            document = structs.replace(document, events=(*document.events, torn))
+        checkpoint.write(self, expected, document, events=(*before, *document.events))
+        self.committed = True
+        self.store.latest = None
         return document
+
+    def fold(self) -> bool:
+        """See `FileStore.fold`. False: there was nothing to fold in, or nothing that may be built upon."""
+        self.check_lock()
+        reading = self.reading()
+        if reading.legacy or reading.edited or reading.ahead is not None or reading.fork is not None or reading.torn:
+            return False
+        reading = self._settled(reading)
+        if reading.revision == reading.checkpoint.decoded.document.revision:
+            return False
+        folded = checkpoint.write(self, reading, reading.document)
+        with suppress(OSError, ControllerError):  # it is tidied by the next fold
+            self._tidy(reading, folded)
+        return True
+
+    def _tidy(self, before: Reading, folded: Reading) -> None:
+        store = self.store
+        pending = folded.document.pending_actions.values()
+        needed_at = min((each.parked_at for each in pending), default=None)
+        name = "" if folded.file is None else folded.file.name
+        # Asking costs a short command more than its fold: only when there may be something to drop.
+        many = len(segments.listed(store.directory)) > _MANY or checkpoint.outgrown(before)
+        keep = store.keep() if many else Keep(None, None)
+        store.past.tidy(keep, named=name, now=store.clock.now_ms(), needed_at=needed_at)
+
+    def sweep(self) -> tuple[Leftover, ...]:
+        """Put right what can be without knowing anything: what it was. Raises StorageFailed."""
+        self.check_lock()
+        return checkpoint.sweep(self.store.directory, self.reading())
+
+    def uncertain(self, error: OSError) -> DurabilityFailed:
+        """A sync failed: nothing here is believed before it was written anew."""
+        _suspect.add(self._directory)
+        self.store.lock.doubt(self._lock, True)
+        self.store.latest = self.store.durable = None
+        return DurabilityFailed(
+            f"could not sync {self.store.directory}: {disk.says(error)}; the last change may not survive a power cut",
+            where=str(self.store.path),
+            next="mend the disk, then run it again: it looks at what is there and writes it anew",
+        )
+
+    def trusted(self) -> None:
+        """Everything was written anew and synced."""
+        if self._directory in _suspect or self.store.lock.is_doubted(self._lock):
+            _suspect.discard(self._directory)
+            self.store.lock.doubt(self._lock, False)
 
     def check_lock(self) -> None:
         """The lock is ours, and on the file that its path names. Raises LockLost."""
@@ -328,84 +389,46 @@ class _FileHold:
                 next="nothing was written; run it again, and leave the lock file alone",
             )
 
-    def check_unmoved(self, expected: Image | None) -> None:
-        """Compare-and-swap: what is on disk is *expected*, in revision and content. Raises RevisionMoved."""
-        loaded = 0 if expected is None else expected.decoded.document.revision
-        try:
-            handle = disk.Handle(os.open(self.store.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
-            identity = disk.identity(os.fstat(handle.fd))
-            if expected is not None and expected.settled and expected.identity == identity:
-                return
-            data = disk.read_all(handle.fd)
-        except FileNotFoundError:
-            if expected is None:
-                return
-            raise RevisionMoved(loaded, None, where=str(self.store.path)) from None
-        except OSError as error:
-            raise disk.storage_failed(self.store.path, error) from error
-        if expected is None or data != expected.data:
-            found = None
-            with suppress(DocumentFault):
-                found = codec.decode(data, str(self.store.path)).document.revision
-            raise RevisionMoved(loaded, found, where=str(self.store.path))
+    def check_unmoved(self, expected: Reading | None) -> None:
+        """Compare-and-swap: checkpoint and journal are as they were loaded, to the byte. Raises RevisionMoved.
 
-    def _replaced(self, expected: Image | None, data: bytes, decoded: codec.Decoded) -> Image:
-        """The durable write: temporary file, sync, both checks again, rename, sync of the directory."""
+        Of the journal the seal of its last line is read, and what is behind it, but never its size or times: after that
+        a commit would have to write the inode as well.
+        """
+        loaded = 0 if expected is None else expected.revision
         path = self.store.path
-        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{get_ident()}")
-        self._fences.clear()
         try:
-            like = None if expected is None else os.fstat(expected.handle.fd)
-            handle = disk.create(temporary, like=like)
+            if expected is None:
+                found = os.path.lexists(path)
+                moved = found
+            else:
+                moved = not self._is_checkpoint(expected) or not self._is_tail(expected)
         except OSError as error:
-            raise disk.denied(error, path.parent) or disk.storage_failed(path, error) from error
-        try:
-            disk.write_all(handle.fd, data)
-            os.fsync(handle.fd)
-            self.check_lock()
-            self.check_unmoved(expected)
-            os.rename(temporary, path)
-        except BaseException as error:
-            with suppress(OSError):
-                os.unlink(temporary)
-            if not isinstance(error, OSError):
-                raise
-            if self._happened(handle):
-                raise self._uncertain(error) from error
             raise disk.storage_failed(path, error) from error
-        self.store.durable = None
-        try:
-            disk.sync_directory(self.store.directory)
-            identity = disk.identity(os.fstat(handle.fd))
-        except OSError as error:
-            raise self._uncertain(error) from error
-        _suspect.discard(self._directory)
-        self.store.latest = Image(handle, identity, data, decoded, settled=False)
-        return self.store.latest
+        if moved:
+            now = None
+            with suppress(DocumentFault):
+                now = self.reading().document.revision
+            raise RevisionMoved(loaded, now, where=str(path))
 
-    def _happened(self, handle: disk.Handle) -> bool:
-        """Whether a rename that reported an error took place all the same; also when nobody can tell."""
+    def _is_checkpoint(self, expected: Reading) -> bool:
+        known = expected.checkpoint
         try:
-            return disk.same_file(self.store.path, handle.fd)
-        except OSError:
+            if known.settled and disk.identity(os.lstat(self.store.path)) == known.identity:
+                return True
+            handle = disk.Handle(os.open(self.store.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
+        except FileNotFoundError:
+            return False
+        return disk.read_all(handle.fd) == known.data
+
+    @staticmethod
+    def _is_tail(expected: Reading) -> bool:
+        file = expected.file
+        if file is None:
             return True
-
-
-def missing(directory: Path) -> DocumentMissing:
-    """Missing is not new: only where nothing is left of an earlier life is a new document what comes next."""
-    there = directory.is_dir()
-    try:
-        names = set(os.listdir(directory)) if there else set()
-    except OSError:
-        names = {""}
-    if names & SIGNS:
-        todo = f"put {DOCUMENT} back: what lies beside it belongs to it; or look at --state-dir"
-    elif names:
-        todo = f"look at --state-dir, put {DOCUMENT} back, or `controller init` a new fleet"
-    else:
-        todo = "`controller init` makes a new fleet there; if there should be one, look at --state-dir"
-    return DocumentMissing(
-        f"there is no document: {directory / DOCUMENT if there else directory} does not exist",
-        where=str(directory),
-        next=todo,
-    )
+        if not file.in_place:
+            return False
+        seal = expected.seal
+        found = os.pread(file.handle.fd, len(seal) + max(len(expected.torn), 1), expected.end - len(seal))
+        behind = found[len(seal) :]
+        return found.startswith(seal) and (behind == expected.torn if expected.torn else behind in (b"", b"\0"))

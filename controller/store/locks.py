@@ -17,6 +17,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +32,9 @@ from controller.store import disk
 from controller.store.protocol import SlotHold, SlotNote
 
 SLOTS: Final = "slots"
-_LONGEST_NOTE: Final = 4096
+_LONGEST_NOTE: Final = 4000
+_DOUBT_AT: Final = 4095
+_DOUBT: Final = b"!"
 
 # Measured with 8 and 24 processes. Later polls that come 20 times as often gain nothing with 8, and with 24 take the
 # processor away from whoever holds the lock: 5 commits a second instead of 180.
@@ -53,6 +56,14 @@ _HOLDER = msgspec.json.Decoder(_Holder)
 _NOTE = msgspec.json.Decoder(SlotNote)
 
 
+@cache
+def _locking() -> Callable[..., bool]:
+    """Once: finding a name in a module again costs as much as the lock itself. Readers do not load the library."""
+    from filelock import lock_descriptor
+
+    return lock_descriptor
+
+
 class DocumentLock:
     """The lock of one document, which a process takes again and again."""
 
@@ -71,8 +82,7 @@ class DocumentLock:
         NotOurs). *still* must raise when the directory is no longer one to lock; it is called when the lock file was
         replaced.
         """
-        from filelock import lock_descriptor
-
+        lock_descriptor = _locking()
         started = self._clock.monotonic()
         lock = open_lock(self._path)
         while True:
@@ -100,6 +110,20 @@ class DocumentLock:
                 jitter = (now * 1e6 + self._whoami.pid * 0.618) % 1.0
                 pause = _POLL_LATE if now - started >= _LATE else _POLL * (0.5 + jitter)
                 self._clock.sleep(min(pause, started + timeout - now))
+
+    @staticmethod
+    def is_doubted(lock: disk.Handle) -> bool:
+        """Whether a holder whose sync failed has left word of it."""
+        return os.pread(lock.fd, 1, _DOUBT_AT) == _DOUBT
+
+    @staticmethod
+    def doubt(lock: disk.Handle, doubted: bool) -> None:
+        """Leave word to every later holder that what is visible may not be on disk; or take it back.
+
+        It need not survive a power cut: what is on disk then is the truth.
+        """
+        with suppress(OSError):
+            os.pwrite(lock.fd, _DOUBT if doubted else b"\0", _DOUBT_AT)
 
     def _sign(self, fd: int) -> None:
         """Say who holds it; without truncating, so a reader finds the old note or the new one. Best effort on a full

@@ -3,9 +3,9 @@
 Not promised: durability; bytes that somebody could edit; anything between real processes. A `MemoryDisk` is the disk,
 every `MemoryStore` over it one simulated process; `MemoryDisk.kill` is its death.
 
-A disk's `fault` is called with the name of each point that a commit passes: "write", "sync", "rename" (before it),
-"renamed" (after it), "history". An OSError from it fails the commit as a disk would; any other exception passes through
-and leaves what a process killed there would leave.
+A disk's `fault` is called with the name of each point that a commit passes: "write" (before its line is there) and
+"written" (after it, before it is synced). An OSError from it fails the commit as a disk would; any other exception
+passes through and leaves what a process killed there would leave.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from controller.model.errors import (
     DocumentMissing,
     DurabilityFailed,
     FenceBroken,
-    HistoryBehind,
     LockBusy,
     LockLost,
     LockReentered,
@@ -34,7 +33,7 @@ from controller.model.errors import (
 from controller.model.process import ProcessIdentity
 from controller.model.records import MAX_SLOTS, Document, Event
 from controller.store.edits import next_document
-from controller.store.protocol import Hold, Loaded, Part, Scope, SlotHold, SlotNote, Snapshot
+from controller.store.protocol import Hold, Leftover, Loaded, Part, Scope, SlotHold, SlotNote, Snapshot
 from controller.store.refusals import KEPT
 
 _POLL = 0.005
@@ -152,9 +151,8 @@ class MemoryStore:
         return self.disk.notes.get(slot, SlotNote())
 
     def history(self, subject: str | None = None) -> tuple[Event, ...]:
-        document = self.current()
-        events = [*self.disk.events, *_lacking(self.disk, document)]
-        return tuple(event for event in events if subject in (None, event.subject))
+        self.current()
+        return tuple(event for event in self.disk.events if subject in (None, event.subject))
 
     def note_refusal(self, command: str, code: str, what: str, subject: str) -> None:
         note: dict[str, object] = {
@@ -169,13 +167,11 @@ class MemoryStore:
     def history_fault(self) -> str | None:
         return None
 
+    def leftovers(self) -> tuple[Leftover, ...]:
+        return ()
+
     def refusals(self, limit: int) -> tuple[dict[str, object], ...]:
         return tuple(self.disk.refusals[-limit:]) if limit > 0 else ()
-
-
-def _lacking(disk: MemoryDisk, document: Document) -> tuple[Event, ...]:
-    known = sum(1 for event in disk.events if event.revision == document.revision)
-    return document.events[known:]
 
 
 class _MemoryHold:
@@ -188,7 +184,6 @@ class _MemoryHold:
     def load(self) -> Loaded:
         self._check_lock()
         document = self._store.current()
-        self._append(document)
         fenced = _Fenced(document)
         self._fences.append(fenced)
         return fenced
@@ -203,36 +198,24 @@ class _MemoryHold:
                 next="nothing was written; load inside the hold, and again after each commit",
             )
         self._check_unmoved(loaded.document)
-        document = next_document(loaded.document, edit, scope, store.where, parts=parts)
+        document = next_document(loaded.document, edit, scope, store.where, parts=parts).document
         self._fences.clear()
         try:
-            for point in ("write", "sync", "rename"):
-                disk.fault(point)
+            disk.fault("write")
         except OSError as error:
             raise StorageFailed(f"could not write: {error}", where=store.where, next="run it again") from error
-        self._check_lock()
-        self._check_unmoved(loaded.document)
         disk.document = document
+        disk.events.extend(document.events)
         try:
-            disk.fault("renamed")
+            disk.fault("written")
         except OSError as error:
+            disk.document = loaded.document
+            del disk.events[-len(document.events) :]
             raise DurabilityFailed(f"could not sync: {error}", where=store.where, next="reload") from error
-        try:
-            self._append(document)
-        except HistoryBehind:
-            return document
         return document
 
-    def _append(self, document: Document) -> None:
-        lacking = _lacking(self._disk, document)
-        if not lacking:
-            return
-        try:
-            self._disk.fault("history")
-        except OSError as error:
-            what = f"the last commit stands, but its events could not be appended to history: {error}"
-            raise HistoryBehind(what, where=self._store.where, next="run it again") from error
-        self._disk.events.extend(lacking)
+    def sweep(self) -> tuple[Leftover, ...]:
+        return ()
 
     def _check_lock(self) -> None:
         if self._disk.holder is not self._owner:

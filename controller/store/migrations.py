@@ -10,7 +10,7 @@ carries, its bytes and key untouched. Whatever contradicts that is refused befor
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,7 +38,7 @@ from controller.model.records import (
     Worker,
 )
 from controller.store import disk
-from controller.store.codec import said
+from controller.store.codec import Decoded, said
 
 _NULL: Final = b"null"
 
@@ -136,25 +136,34 @@ def _parked_at(old: _Schema1, action: Action) -> int:
     return 0 if worker is None else worker.created_at
 
 
-def committed(document: Document, *, now: int, command: str) -> Document:
-    """The revision that makes *document*, migrated in memory, durable. Looks from before it say nothing of parked
+def committed(decoded: Decoded, *, now: int, command: str) -> Document:
+    """The revision that makes a document migrated in memory durable. Looks from before it say nothing of parked
     slots.
     """
+    document = decoded.document
     revision = document.revision + 1
-    event = Event(revision, 1, now, command, "fleet", "migrated", f"schema {SCHEMA - 1}", f"schema {SCHEMA}")
+    old, new = (f"schema {SCHEMA - 1}", f"schema {SCHEMA}") if decoded.legacy else ("whole documents", "journal")
+    event = Event(revision, 1, now, command, "fleet", "migrated", old, new)
     slots = {
         slot: structs.replace(document.slots.get(slot) or Slot(), changed=revision) for slot in document.pending_actions
     }
     return structs.replace(document, revision=revision, events=(event,), slots={**document.slots, **slots})
 
 
-def back_up(path: Path, data: bytes, *, revision: int, now: int) -> Path:
+def lacking(document: Document, known: Sequence[Event]) -> tuple[Event, ...]:
+    """The events of its last commit that a killed program of before did not append to its history."""
+    last = (known[-1].revision, known[-1].n) if known else (0, 0)
+    return tuple(event for event in document.events if (event.revision, event.n) > last)
+
+
+def back_up(path: Path, data: bytes, decoded: Decoded, *, now: int) -> Path:
     """Keep *data*, the bytes of *path* before a migration, durably under a name nobody has. Returns it. Raises
     StorageFailed.
 
     Bytes that an earlier, killed migration has kept already are not kept twice.
     """
-    stem = f"backup-schema{SCHEMA - 1}-{revision}-"
+    what = f"schema{SCHEMA - 1}" if decoded.legacy else "whole"
+    stem = f"backup-{what}-{decoded.document.revision}-"
     with disk.storing(path.with_name(f"{stem}*.json")):
         for kept in sorted(path.parent.glob(f"{stem}*.json")):
             with suppress(OSError):

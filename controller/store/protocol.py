@@ -23,7 +23,9 @@ class Snapshot(Struct, frozen=True):
     `edited`: its digest does not match, so somebody else wrote these bytes; it may be read and not built upon.
     `legacy`: it is of an older schema and was migrated in memory only.
     `history_revision`: the last revision history knows, None when history is missing or empty.
-    `digest`: the one the bytes carry ("" without one).
+    `digest`: that of the last line, or the one that the document carries ("" without one).
+    `torn`: how many bytes stand behind the last whole line: not committed.
+    `fork`: why the last line does not follow the one before it, None if it does: nothing can be changed.
     """
 
     document: Document
@@ -31,6 +33,18 @@ class Snapshot(Struct, frozen=True):
     legacy: bool = False
     history_revision: int | None = None
     digest: str = ""
+    torn: int = 0
+    fork: str | None = None
+
+
+class Leftover(Struct, frozen=True):
+    """What a crash left and a holder can put right: a "torn_tail", a "temporary" file, a "stale_journal"; or
+    what was kept of one before, "torn_kept".
+    """
+
+    kind: str
+    path: str
+    size: int
 
 
 class Loaded:
@@ -62,9 +76,15 @@ class Hold(Protocol):
     def load(self) -> Loaded:
         """The document as it stands, durable: what was read is synced unless this process made it durable itself.
 
-        Raises DocumentFault (missing, corrupt, foreign), EditedOutside, HistoryAhead, HistoryBehind, LockLost,
+        Raises DocumentFault (missing, corrupt, foreign), EditedOutside, HistoryAhead, JournalForked, LockLost,
         NotDurable. May be called again after a commit. A legacy document is migrated (backup first) before it is
         returned.
+        """
+        ...
+
+    def sweep(self) -> tuple[Leftover, ...]:
+        """Put right what a crash left and needs no judgement; what there was. A torn tail is set aside, kept, by the
+        next commit.
         """
         ...
 
@@ -152,13 +172,15 @@ class Store(Protocol):
         ...
 
     def history(self, subject: str | None = None) -> tuple[Event, ...]:
-        """Events, oldest first, of one subject or all, including those that only the document carries yet."""
+        """Events, oldest first, of one subject or all. Raises DocumentCorrupt, with file and offset."""
         ...
 
     def history_fault(self) -> str | None:
-        """What would keep the next hold from catching history up, in words; None: nothing. Takes no lock, writes
-        nothing.
-        """
+        """What is wrong with history, from its first line to its last, in words; None: nothing. Takes no lock."""
+        ...
+
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """What `Hold.sweep` and the next commit would put right. Takes no lock, writes nothing."""
         ...
 
     def note_refusal(self, command: str, code: str, what: str, subject: str) -> None:

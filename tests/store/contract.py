@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from controller.model.errors import (
     DurabilityFailed,
     FenceBroken,
-    HistoryBehind,
     InvariantBroken,
     LockBusy,
     LockLost,
@@ -52,7 +51,7 @@ class StoreContract:
         return make()
 
     def break_at(self, point: str, monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
-        """From now on the disk fails at *point*: write, sync, rename, renamed (the directory's sync) or history."""
+        """From now on the disk fails at *point*: "write" (of a commit's line) or "written" (its sync)."""
         raise NotImplementedError
 
     def mend(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,14 +366,13 @@ class StoreContract:
 
     # disks that fail
 
-    @pytest.mark.parametrize("point", ["write", "sync", "rename"])
-    def test_a_failure_before_the_rename_leaves_the_old_revision(
-        self, make: Make, monkeypatch: pytest.MonkeyPatch, point: str
+    def test_a_line_that_cannot_be_written_leaves_the_old_revision(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store = make()
         with store.hold(1) as hold:
             loaded = hold.load()
-            self.break_at(point, monkeypatch, make)
+            self.break_at("write", monkeypatch, make)
             with pytest.raises(StorageFailed):
                 hold.commit(loaded, kit.submitting(loaded.document, "r-1"))
             self.mend(monkeypatch)
@@ -383,37 +381,22 @@ class StoreContract:
             assert kit.submit_in(hold, "r-2").revision == 2
         assert set(make().read().document.runs) == {"r-2"}
 
-    def test_after_the_rename_nobody_knows_until_it_is_loaded_again(
+    def test_a_line_that_could_not_be_synced_is_unknown_until_it_is_loaded_again(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store = make()
         with store.hold(1) as hold:
             loaded = hold.load()
-            self.break_at("renamed", monkeypatch, make)
+            self.break_at("written", monkeypatch, make)
             with pytest.raises(DurabilityFailed):
                 hold.commit(loaded, kit.submitting(loaded.document, "r-1"))
             self.mend(monkeypatch)
             with pytest.raises(FenceBroken):
                 hold.commit(loaded, kit.submitting(loaded.document, "r-2"))
-            assert set(hold.load().document.runs) == {"r-1"}
-        assert [event.subject for event in make().history()] == ["fleet", "run:r-1"]
-
-    def test_a_history_that_cannot_be_written_fails_the_next_load_and_misses_nothing(
-        self, make: Make, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        store = make()
-        with store.hold(1) as hold:
-            loaded = hold.load()
-            self.break_at("history", monkeypatch, make)
-            assert hold.commit(loaded, kit.submitting(loaded.document, "r-1")).revision == 2
-            with pytest.raises(HistoryBehind):
-                hold.load()
-        assert store.read().document.revision == 2
-        assert [event.subject for event in store.history()] == ["fleet", "run:r-1"]
-        self.mend(monkeypatch)
-        kit.submit(make(), "r-2")
-        assert [event.subject for event in make().history()] == ["fleet", "run:r-1", "run:r-2"]
-        assert make().read().history_revision == 3
+            assert hold.load().document.revision == 1
+            assert kit.submit_in(hold, "r-3").revision == 2
+        assert [event.subject for event in make().history()] == ["fleet", "run:r-3"]
+        assert set(make().read().document.runs) == {"r-3"}
 
     # slot locks
 

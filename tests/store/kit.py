@@ -31,6 +31,7 @@ from controller.model.records import (
 from controller.provider.process import own_identity
 from controller.store.create import initialise
 from controller.store.file import FileStore
+from controller.store.journal import parse_name
 from controller.store.protocol import Hold, Store
 
 NOW = 1_700_000_000_000
@@ -146,7 +147,8 @@ def held_run(name: str = "r-1", slot: int = 1) -> tuple[Run, Worker]:
 
 
 def edit_file(directory: Path, change: Callable[[dict[str, Any]], None]) -> bytes:
-    """Change the document as an operator with an editor does: valid JSON, and the digest left as it was."""
+    """Change the document as an operator with an editor does, at rest: valid JSON, and the digest left as it was."""
+    opened(directory).fold()
     path = directory / "controller.json"
     content = json.loads(path.read_bytes())
     change(content)
@@ -205,6 +207,16 @@ def schema1_reads(data: bytes) -> object:
 
 def files(directory: Path) -> set[str]:
     return {entry.name for entry in directory.iterdir()}
+
+
+def journals(directory: Path) -> list[str]:
+    """The journals there, oldest first."""
+    return sorted((path.name for path in directory.glob("journal-*.jsonl")), key=lambda name: parse_name(name) or ())
+
+
+def journal_of(directory: Path) -> Path:
+    """The journal that the document names."""
+    return directory / str(json.loads((directory / "controller.json").read_bytes())["journal"]["file"])
 
 
 def snapshot_of(directory: Path) -> dict[str, bytes]:

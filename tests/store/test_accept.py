@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from controller.model.errors import EditedOutside, HistoryAhead, InvariantBroken
+from controller.model.errors import DocumentCorrupt, EditedOutside, HistoryAhead, InvariantBroken
 from controller.model.records import Event
 from controller.store.accept import accept
 from controller.store.file import FileStore
@@ -47,6 +49,7 @@ def test_an_edit_is_sealed_as_the_next_revision_with_an_event(store: FileStore, 
 
 
 def test_there_is_nothing_to_accept_in_a_document_of_ours(store: FileStore, directory: Path) -> None:
+    store.fold()
     before = kit.snapshot_of(directory)
     assert not accept(store, restore_pending=True, timeout=1).changed
     assert kit.snapshot_of(directory) == before
@@ -114,18 +117,68 @@ def test_edited_events_do_not_reach_history(store: FileStore, directory: Path) -
     assert gapless(store.history())
 
 
-def test_what_a_crash_left_out_of_history_is_still_appended(store: FileStore, directory: Path) -> None:
-    history = directory / "history.jsonl"
-    lines = history.read_bytes().splitlines(keepends=True)
-    history.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
+def test_what_a_crash_tore_off_is_kept_and_the_accepted_edit_says_so(store: FileStore, directory: Path) -> None:
     kit.edit_file(directory, lambda content: content.update(draining=True))
-    accept(store, restore_pending=False, timeout=1)
-    assert [event.event for event in store.history()] == ["initialised", "submitted", "action.parked", "accepted"]
-    assert gapless(store.history())
+    journal = kit.journal_of(directory)
+    with journal.open("ab") as file:
+        file.write(b'{"revision":4,"at"')
+    accepted = accept(store, restore_pending=False, timeout=1)
+    assert [event.event for event in accepted.document.events] == ["accepted", "torn_tail_kept"]
+    assert [path.read_bytes() for path in directory.glob("torn-*")] == [b'{"revision":4,"at"']
+    kit.submit(kit.opened(directory), "r-2")
+    found = kit.opened(directory)
+    assert [event.revision for event in found.history()] == [1, 2, 3, 4, 4, 5]
+    assert found.history_fault() is None
 
 
-def test_without_history_the_edited_revision_is_gone_on_from(store: FileStore, directory: Path) -> None:
-    (directory / "history.jsonl").unlink()
+def test_an_edited_document_whose_journal_is_gone_is_not_accepted(store: FileStore, directory: Path) -> None:
     kit.edit_file(directory, lambda content: content.update(draining=True))
-    assert accept(store, restore_pending=False, timeout=1).document.revision == 4
-    assert [event.event for event in store.history()] == ["action.parked", "accepted"]
+    name = kit.journal_of(directory).name
+    (directory / name).unlink()
+    before = kit.snapshot_of(directory)
+    with pytest.raises(DocumentCorrupt, match=f"names {name}, which is not there"):
+        accept(store, restore_pending=False, timeout=1)
+    assert kit.snapshot_of(directory) == before
+
+
+def test_an_edit_of_a_document_whose_journal_has_gone_on_meets_what_was_committed_since(
+    store: FileStore, directory: Path
+) -> None:
+    """What a live fleet commits while somebody edits is not lost, and the edit is not either."""
+    store.fold()
+    kit.submit(store, "r-2")
+    content = json.loads(store.path.read_bytes())
+    content["runs"]["r-1"]["last_error"] = "by hand"
+    store.path.write_text(json.dumps(content))
+    accepted = accept(kit.opened(directory), restore_pending=False, timeout=1).document
+    assert (accepted.runs["r-1"].last_error, set(accepted.runs)) == ("by hand", {"r-1", "r-2"})
+    assert gapless(kit.opened(directory).history())
+
+
+def test_what_commits_behind_the_edited_file_changed_stands_and_is_named(tmp_path: Path) -> None:
+    """Its file was behind its journal when it was edited: the edit of those records is not taken, and not silently."""
+    store = kit.fleet(tmp_path / "s")
+    kit.submit(store, "r-1")
+    store.fold()
+    with store.hold(1) as hold:
+        loaded = hold.load()
+        draft = kit.draft(loaded.document)
+        draft.runs.put("r-1", replace(loaded.document.runs["r-1"], max_attempts=3))
+        draft.event("run:r-1", "noted")
+        hold.commit(loaded, draft.edit())
+    path = tmp_path / "s" / "controller.json"
+    content = json.loads(path.read_bytes())
+    content["runs"]["r-1"]["max_attempts"] = 7
+    content["draining"] = True
+    path.write_text(json.dumps(content))
+    accepted = accept(kit.opened(tmp_path / "s"), restore_pending=False, timeout=1)
+    assert accepted.newer == ("runs.r-1",)
+    document = kit.opened(tmp_path / "s").read().document
+    assert (document.runs["r-1"].max_attempts, document.draining, document.revision) == (3, True, 4)
+
+
+def test_with_nothing_to_accept_the_file_is_made_current(tmp_path: Path) -> None:
+    store = kit.fleet(tmp_path / "s")
+    kit.submit(store, "r-1")
+    assert not accept(store, restore_pending=False, timeout=1).changed
+    assert "r-1" in json.loads((tmp_path / "s" / "controller.json").read_bytes())["runs"]

@@ -17,8 +17,10 @@ from msgspec.structs import replace
 
 from controller.model.edit import apply_edit
 from controller.model.errors import DocumentCorrupt, DocumentFault, DocumentForeign
+from controller.model.mapping import Records
 from controller.model.reason import Reason
 from controller.model.records import (
+    MAPS,
     Counters,
     Document,
     Event,
@@ -165,47 +167,6 @@ def test_junk_is_refused_with_a_typed_error(junk: bytes) -> None:
         codec.decode(junk, WHERE)
 
 
-@st.composite
-def successors(draw: st.DrawFn) -> list[Document]:
-    """Documents of which each keeps some sections and records of the one before: the same, changed, fewer or more."""
-    made = [draw(documents())]
-    for new in draw(st.lists(documents(), min_size=1, max_size=3)):
-        sections = {}
-        for name in codec.MAPS:
-            old, other = getattr(made[-1], name), getattr(new, name)
-            kept = {key: record for key, record in old.items() if draw(st.booleans())}
-            swapped = dict(zip(old, reversed(old.values()), strict=True))
-            sections[name] = draw(st.sampled_from([old, kept, other, {**old, **other}, {**other, **kept}, swapped]))
-        made.append(replace(new, **sections))
-    return made
-
-
-@settings(max_examples=60)
-@given(made=successors())
-def test_an_encoder_that_knows_earlier_documents_gives_the_same_bytes(made: list[Document]) -> None:
-    encoder = codec.Encoder()
-    for document in (*made, made[0]):
-        assert encoder.encode(document) == codec.encode(document)
-
-
-def test_a_record_that_an_edit_left_alone_is_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = sample()
-    run = replace(before.runs["r-1"], last_error="changed")
-    after = replace(before, runs={**before.runs, "r-1": run})
-    encoder = codec.Encoder()
-    encoder.encode(before)
-    encoded: list[object] = []
-    line_of = codec.line_of
-
-    def noting(record: object) -> bytes:
-        encoded.append(record)
-        return line_of(record)
-
-    monkeypatch.setattr(codec, "line_of", noting)
-    encoder.encode(after)
-    assert encoded == [*after.events, run]
-
-
 def sample() -> Document:
     edit = kit.submitting(new_document("f", "l"), "r-1", "r-2")
     return apply_edit(new_document("f", "l"), edit)
@@ -317,7 +278,7 @@ def kinds_of(found: inspect.Type) -> Iterator[inspect.Type]:
         yield from kinds_of(each)
 
 
-@pytest.mark.parametrize("kind", [*codec.MAPS.values(), Event, Counters, Trouble])
+@pytest.mark.parametrize("kind", [*MAPS.values(), Event, Counters, Trouble])
 def test_json_as_it_came_lies_only_where_it_is_looked_for(kind: type[Struct]) -> None:
     """What is written without the strict reader's word is of types that cannot hold what only that reader refuses."""
     safe = (inspect.StructType, inspect.UnionType, inspect.VarTupleType, inspect.DictType, inspect.EnumType)
@@ -333,8 +294,87 @@ def test_json_as_it_came_lies_only_where_it_is_looked_for(kind: type[Struct]) ->
 
 
 def test_one_changed_record_of_many_leaves_the_order_of_the_file() -> None:
-    encoder = codec.Encoder()
     document = replace(sample(), slots={20: Slot(), 3: Slot(), 100: Slot()})
-    encoder.encode(document)
-    document = replace(document, slots={**document.slots, 3: Slot(changed=7)})
-    assert encoder.encode(document) == codec.encode(document)
+    read = codec.decode(codec.encode(document), WHERE).document
+    changed = replace(read, slots=Records.of(read.slots).after({3: Slot(changed=7)}))
+    plain = replace(document, slots={20: Slot(), 3: Slot(changed=7), 100: Slot()})
+    assert codec.encode(changed) == codec.encode(plain)
+
+
+# --- Large documents, whose records are decoded when they are touched ------------------------------------------------
+
+
+def large(change: Callable[[bytes], bytes] = lambda body: body) -> bytes:
+    """A sealed document of more than 256 KiB: 2500 runs, and a slot."""
+    names = [f"r-{number}" for number in range(1, 2501)]
+    document = apply_edit(new_document("f", "l"), kit.submitting(new_document("f", "l"), *names))
+    data = codec.encode(replace(document, events=document.events[:1], slots={3: Slot(changed=1)}))
+    assert len(data) > 1 << 18
+    body = change(data[: data.rindex(b',\n"digest"')])
+    return body + b',\n"digest":"' + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
+
+
+def test_a_large_document_decodes_no_record_that_nobody_touches(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[object] = []
+
+    class Noting:
+        def decode(self, raw: Raw) -> None:
+            decoded.append(raw)
+
+    decoders: dict[type[Struct], object] = {**codec._RECORDS, Run: Noting()}
+    monkeypatch.setattr(codec, "_RECORDS", decoders)
+    found = codec.decode(large(), WHERE).document
+    assert list(found.runs)[-1] == "r-2500"
+    assert (len(found.runs), decoded) == (2500, [])
+
+
+def test_a_large_document_is_what_it_is_when_it_is_decoded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = large()
+    found = codec.decode(data, WHERE)
+    monkeypatch.setattr(codec, "WHOLE", len(data))
+    assert found == codec.decode(data, WHERE)
+
+
+def test_what_nobody_touched_is_written_as_it_came_and_what_was_touched_too() -> None:
+    data = large()
+    found = codec.decode(data, WHERE).document
+    assert codec.encode(found) == data
+    assert found.runs["r-7"].id == "r-7"
+    assert codec.encode(found) == data
+
+
+def test_records_that_nobody_changed_are_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = codec.decode(large(), WHERE).document
+    run = replace(found.runs["r-7"], last_error="changed")
+    after = replace(found, runs=Records.of(found.runs).after({"r-7": run}))
+    encoded: list[object] = []
+    line_of = codec.line_of
+
+    def noting(record: object) -> bytes:
+        encoded.append(record)
+        return line_of(record)
+
+    monkeypatch.setattr(codec, "line_of", noting)
+    data = codec.encode(after)
+    assert encoded == [*after.events, run]
+    assert codec.decode(data, WHERE).document == after
+
+
+def test_a_wrong_record_of_a_large_document_is_told_when_it_is_touched() -> None:
+    found = codec.decode(large(lambda body: body.replace(b'"id":"r-7"', b'"id":"r-7","colour":1')), WHERE)
+    assert not found.edited
+    assert found.document.runs["r-8"].id == "r-8"
+    with pytest.raises(DocumentCorrupt, match="colour") as refusal:
+        found.document.runs["r-7"]
+    assert refusal.value.where == WHERE
+
+
+@pytest.mark.parametrize("change", [(b'"slots":{\n"3"', b'"slots":{\n"10001"'), (b'"draining":false', b'"draining":0')])
+def test_what_is_not_in_a_record_is_judged_at_once_in_a_large_document(change: tuple[bytes, bytes]) -> None:
+    with pytest.raises(DocumentCorrupt):
+        codec.decode(large(lambda body: body.replace(*change)), WHERE)
+
+
+def test_a_large_document_that_was_edited_is_judged_whole() -> None:
+    with pytest.raises(DocumentCorrupt, match=r"colour.*\$\.runs\.r-7"):
+        codec.decode(large().replace(b'"id":"r-7"', b'"id":"r-7","colour":1'), WHERE)

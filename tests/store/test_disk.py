@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from controller.model.errors import DurabilityFailed, HistoryBehind, StorageFailed
+from controller.model.errors import DurabilityFailed, StorageFailed
 from controller.store.file import FileStore
 from tests.store import kit
 from tests.store.test_file import break_disk
@@ -30,25 +31,39 @@ def store(directory: Path) -> FileStore:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG])
-@pytest.mark.parametrize("point", ["write", "sync", "rename"])
 def test_a_failure_names_path_and_error_and_leaves_no_temporary_file(
-    store: FileStore, directory: Path, monkeypatch: pytest.MonkeyPatch, point: str, number: int
+    store: FileStore, directory: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     before = kit.snapshot_of(directory)
     with store.hold(1) as hold:
         loaded = hold.load()
-        break_disk(point, monkeypatch, number)
-        with pytest.raises(StorageFailed, match=rf"controller\.json.*{errno.errorcode[number]}"):
+        break_disk("write", monkeypatch, number)
+        with pytest.raises(StorageFailed, match=rf"journal-1-0\.jsonl.*{errno.errorcode[number]}"):
             hold.commit(loaded, kit.submitting(loaded.document, "r-1"))
         monkeypatch.undo()
     assert kit.snapshot_of(directory) == before
+
+
+@pytest.mark.parametrize("point", ["document", "rename", "directory"])
+def test_a_fold_that_fails_changes_nothing_that_counts(
+    store: FileStore, directory: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    kit.submit(store, "r-1")
+    before = kit.snapshot_of(directory)
+    break_disk(point, monkeypatch)
+    assert not store.fold()
+    monkeypatch.undo()
+    assert kit.snapshot_of(directory) == before
+    kit.submit(store, "r-2")
+    assert store.fold()
+    assert [event.revision for event in kit.opened(directory).history()] == [1, 2, 3]
 
 
 def test_a_file_size_limit_leaves_the_old_revision(directory: Path) -> None:
     program = """
             import resource, signal
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (900, 900))
             kit.submit(store, *(f'r-{n}' for n in range(40)))"""
     before = kit.snapshot_of(directory)
     result = run_as(directory, program.strip())
@@ -77,8 +92,10 @@ def test_a_really_full_disk_loses_nothing_and_goes_on_once_there_is_room(tmp_pat
         kit.submit(store, "r-1")
         fill(mount / "ballast")
         before = kit.snapshot_of(mount / "s")
+        # A small line fits into the last page that the journal has.
         with pytest.raises(StorageFailed, match="ENOSPC"):
-            kit.submit(kit.opened(mount / "s"), "r-2")
+            kit.submit(kit.opened(mount / "s"), *(f"x-{number}" for number in range(100)))
+        assert not kit.opened(mount / "s").fold()
         assert kit.snapshot_of(mount / "s") == before
         assert not [name for name in kit.files(mount / "s") if ".tmp-" in name]
         (mount / "ballast").unlink()
@@ -92,23 +109,36 @@ def test_a_really_full_disk_loses_nothing_and_goes_on_once_there_is_room(tmp_pat
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of what is synced from now on."""
     names: list[str] = []
-    real = os.fsync
 
-    def fsync(fd: int) -> None:
-        names.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
-        real(fd)
+    def noting(real: Callable[[int], None]) -> Callable[[int], None]:
+        def sync(fd: int) -> None:
+            names.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+            real(fd)
 
-    monkeypatch.setattr(os, "fsync", fsync)
+        return sync
+
+    monkeypatch.setattr(os, "fsync", noting(os.fsync))
+    monkeypatch.setattr(os, "fdatasync", noting(os.fdatasync))
     return names
 
 
-def test_a_commit_syncs_file_then_directory_then_history(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_syncs_its_journal_once(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with store.hold(1) as hold:
         loaded = hold.load()
         names = synced(monkeypatch)
         hold.commit(loaded, kit.submitting(loaded.document, "r-1"))
-    assert names[0].startswith(".controller.json.tmp-")
-    assert names[1:] == ["s", "history.jsonl"]
+    assert names == ["journal-1-0.jsonl"]
+
+
+def test_a_fold_syncs_the_journal_the_document_and_the_directory_before_and_after_the_rename(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.submit(store, "r-1")
+    names = synced(monkeypatch)
+    assert store.fold()
+    assert names[0] == "journal-2-0.jsonl"
+    assert names[1].startswith(".controller.json.tmp-")
+    assert names[2:] == ["s", "s"]
 
 
 def test_what_another_process_wrote_is_synced_before_it_is_built_upon(
@@ -119,7 +149,7 @@ def test_what_another_process_wrote_is_synced_before_it_is_built_upon(
     names = synced(monkeypatch)
     with store.hold(1) as hold:
         hold.load()
-        assert names == ["controller.json", "s", "history.jsonl"]
+        assert names == ["controller.json", "journal-1-0.jsonl", "s"]
         names.clear()
         hold.load()
         assert names == []
@@ -137,7 +167,7 @@ def test_reading_syncs_and_writes_nothing(store: FileStore, directory: Path, mon
     def no(*_: Any, **__: Any) -> None:
         pytest.fail("a reader wrote")
 
-    for name in ("fsync", "write", "pwrite", "rename", "replace", "mkdir", "unlink", "ftruncate"):
+    for name in ("fsync", "fdatasync", "write", "pwrite", "rename", "replace", "mkdir", "unlink", "ftruncate"):
         monkeypatch.setattr(os, name, no)
     store.read()
     store.history()
@@ -145,27 +175,24 @@ def test_reading_syncs_and_writes_nothing(store: FileStore, directory: Path, mon
     store.slot_note(1)
 
 
-def test_after_a_failed_sync_the_same_bytes_are_written_anew(
+def test_after_a_failed_sync_all_of_it_is_written_anew(
     store: FileStore, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Syncing a second time may report success for pages that were dropped: only a fresh file proves anything."""
-    path = directory / "controller.json"
+    kit.submit(store, "r-1")
     with store.hold(1) as hold:
         loaded = hold.load()
-        break_disk("renamed", monkeypatch)
-        with pytest.raises(DurabilityFailed, match="EIO"):
-            hold.commit(loaded, kit.submitting(loaded.document, "r-1"))
-        with pytest.raises(DurabilityFailed):
-            hold.load()
-        monkeypatch.undo()
-    visible, inode = path.read_bytes(), path.stat().st_ino
-    keep = path.open("rb")
+        with monkeypatch.context() as patch:
+            break_disk("written", patch)
+            with pytest.raises(DurabilityFailed, match="EIO"):
+                hold.commit(loaded, kit.submitting(loaded.document, "r-2"))
+    before = (directory / "journal-1-0.jsonl").read_bytes()
+    assert before.count(b"\n") == 2
     with kit.opened(directory).hold(1) as hold:
         assert set(hold.load().document.runs) == {"r-1"}
-    assert path.read_bytes() == visible
-    assert path.stat().st_ino != inode
-    keep.close()
-    kit.submit(store, "r-2")
+    assert (directory / "journal-1-0.jsonl").read_bytes() == before
+    assert kit.journal_of(directory).name == "journal-2-0.jsonl"
+    kit.submit(store, "r-3")
     assert [event.revision for event in store.history()] == [1, 2, 3]
 
 
@@ -178,7 +205,7 @@ def test_a_load_that_cannot_sync_is_not_durable(
         raise OSError(errno.EIO, "broken")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with store.hold(1) as hold, pytest.raises((DurabilityFailed, StorageFailed, HistoryBehind)):
+    with store.hold(1) as hold, pytest.raises(DurabilityFailed):
         hold.load()
     monkeypatch.undo()
     kit.submit(store, "r-2")
@@ -194,19 +221,19 @@ def test_a_rename_that_happened_and_reported_an_error_is_uncertain(
         real(source, target)
         raise OSError(errno.EIO, "broken")
 
+    kit.submit(store, "r-1")
+    monkeypatch.setattr(os, "rename", rename)
+    with store.tenure(1) as tenure, pytest.raises(DurabilityFailed):
+        tenure.fold()
+    monkeypatch.undo()
     with store.hold(1) as hold:
-        loaded = hold.load()
-        monkeypatch.setattr(os, "rename", rename)
-        with pytest.raises(DurabilityFailed):
-            hold.commit(loaded, kit.submitting(loaded.document, "r-1"))
-        monkeypatch.undo()
         assert hold.load().document.revision == 2
 
 
 def test_an_interrupt_during_a_commit_leaves_it_whole_or_absent(
     store: FileStore, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("write", "fsync", "rename"):
+    for name in ("pwrite", "fdatasync"):
         real = getattr(os, name)
 
         def interrupted(*args: Any, real: Any = real) -> Any:

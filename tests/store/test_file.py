@@ -43,17 +43,19 @@ class TestFileStore(StoreContract):
 
 
 def break_disk(point: str, monkeypatch: pytest.MonkeyPatch, number: int = errno.EIO) -> None:
-    """Make the system fail at one point of a commit, told apart by the file that the descriptor is open on."""
+    """Make the system fail at one point of a commit ("write" or "written") or of a fold ("document", "rename",
+    "directory"), told apart by the file that the descriptor is open on.
+    """
 
     def is_broken(fd: int) -> bool:
         name = Path(os.readlink(f"/proc/self/fd/{fd}"))
         match point:
-            case "write" | "sync":
+            case "document":
                 return ".tmp-" in name.name
-            case "renamed":
+            case "directory":
                 return name.is_dir()
             case _:
-                return name.name == "history.jsonl"
+                return name.name.startswith("journal-")
 
     def failing(real: Callable[..., Any], applies: bool) -> Callable[..., Any]:
         def call(fd: int, *rest: Any) -> Any:
@@ -66,8 +68,9 @@ def break_disk(point: str, monkeypatch: pytest.MonkeyPatch, number: int = errno.
     def no_rename(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "write", failing(os.write, point in {"write", "history"}))
-    monkeypatch.setattr(os, "fsync", failing(os.fsync, point in {"sync", "renamed"}))
+    monkeypatch.setattr(os, "pwrite", failing(os.pwrite, point == "write"))
+    monkeypatch.setattr(os, "fdatasync", failing(os.fdatasync, point == "written"))
+    monkeypatch.setattr(os, "fsync", failing(os.fsync, point in {"document", "directory"}))
     if point == "rename":
         monkeypatch.setattr(os, "rename", no_rename)
 
@@ -150,9 +153,10 @@ def test_an_equal_identity_of_a_document_that_was_fresh_when_loaded_is_not_belie
             hold.commit(loaded, kit.submitting(loaded.document, "r-1"))
 
 
-def test_a_document_moved_between_the_sync_and_the_rename_is_not_overwritten(
+def test_a_document_moved_between_the_sync_and_the_rename_of_a_fold_is_not_overwritten(
     store: FileStore, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kit.submit(store, "r-1")
     path = directory / "controller.json"
     other = path.read_bytes().replace(b'"revision":1,', b'"revision":8,')
     real = os.fsync
@@ -162,13 +166,10 @@ def test_a_document_moved_between_the_sync_and_the_rename_is_not_overwritten(
         if ".tmp-" in os.readlink(f"/proc/self/fd/{fd}"):
             path.write_bytes(other)
 
-    with store.hold(1) as hold:
-        loaded = hold.load()
-        monkeypatch.setattr(os, "fsync", fsync)
-        with pytest.raises(RevisionMoved):
-            hold.commit(loaded, kit.submitting(loaded.document, "r-1"))
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert not store.fold()
     assert path.read_bytes() == other
-    assert kit.files(directory) == {"controller.json", "controller.lock", "controller.toml", "history.jsonl"}
+    assert kit.files(directory) == {"controller.json", "controller.lock", "controller.toml", "journal-1-0.jsonl"}
 
 
 def make_old(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +202,7 @@ def test_a_lock_file_removed_under_a_hold_loses_the_lock(store: FileStore, direc
     kit.submit(store, "r-1")
 
 
-def test_a_lock_lost_between_the_sync_and_the_rename_writes_nothing(
+def test_a_lock_lost_between_the_sync_and_the_rename_of_a_fold_writes_nothing(
     store: FileStore, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.fsync
@@ -211,12 +212,10 @@ def test_a_lock_lost_between_the_sync_and_the_rename_writes_nothing(
         if ".tmp-" in os.readlink(f"/proc/self/fd/{fd}"):
             (directory / "controller.lock").unlink()
 
+    kit.submit(store, "r-1")
     before = kit.snapshot_of(directory)
-    with store.hold(1) as hold:
-        loaded = hold.load()
-        monkeypatch.setattr(os, "fsync", fsync)
-        with pytest.raises(LockLost):
-            hold.commit(loaded, kit.submitting(loaded.document, "r-1"))
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert not store.fold()
     assert kit.snapshot_of(directory) == before
 
 
@@ -241,12 +240,14 @@ def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
 
 
 @kit.needs_root
-def test_a_commit_keeps_mode_and_group(store: FileStore, directory: Path) -> None:
+def test_a_fold_keeps_mode_and_group_for_document_and_journal(store: FileStore, directory: Path) -> None:
     path = directory / "controller.json"
     os.chown(path, -1, 4242)
     path.chmod(0o660)
     kit.submit(store, "r-1")
-    assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_gid) == (0o660, 4242)
+    assert store.fold()
+    for made in (path, kit.journal_of(directory)):
+        assert (stat.S_IMODE(made.stat().st_mode), made.stat().st_gid) == (0o660, 4242)
 
 
 def test_a_symbolic_link_is_refused_up_front_and_still_reads(store: FileStore, directory: Path) -> None:
@@ -263,7 +264,7 @@ def test_a_symbolic_link_is_refused_up_front_and_still_reads(store: FileStore, d
         "controller.lock",
         "controller.toml",
         "elsewhere.json",
-        "history.jsonl",
+        "journal-1-0.jsonl",
     }
 
 
@@ -321,6 +322,7 @@ UNPLACED = {"not an object", "no schema", "schema true"}
 
 def test_a_wrong_record_is_named_with_its_path_and_line(store: FileStore, directory: Path) -> None:
     kit.submit(store, "r-1", "r-2")
+    store.fold()
     path = directory / "controller.json"
     lines = path.read_bytes().split(b"\n")
     number = next(index for index, line in enumerate(lines, 1) if line.startswith(b'"r-2":'))
@@ -444,21 +446,38 @@ def test_a_document_that_is_a_directory_or_a_pipe_is_refused(tmp_path: Path) -> 
 def test_an_older_document_is_noticed_by_history(store: FileStore, directory: Path) -> None:
     path = directory / "controller.json"
     old = path.read_bytes()
-    kit.submit(store, "r-1")
-    kit.submit(store, "r-2")
+    for name in ("r-1", "r-2"):
+        kit.submit(store, name)
+        assert store.fold()
     path.write_bytes(old)
     fresh = kit.opened(directory)
     snapshot = fresh.read()
-    assert (snapshot.document.revision, snapshot.history_revision, snapshot.edited) == (1, 3, False)
-    with fresh.hold(1) as hold, pytest.raises(HistoryAhead, match=r"revision 3.*revision 1") as refusal:
+    assert (snapshot.document.revision, snapshot.history_revision, snapshot.edited) == (2, 3, False)
+    with fresh.hold(1) as hold, pytest.raises(HistoryAhead, match=r"revision 3.*revision 2") as refusal:
         hold.load()
-    assert refusal.value.next == "put the newer one back"
+    assert "controller state restore" in refusal.value.next
     assert path.read_bytes() == old
 
 
-def test_another_document_of_the_same_revision_is_noticed_by_history(tmp_path: Path) -> None:
+def test_an_older_document_whose_journal_is_gone_still_reads_and_is_refused(store: FileStore, directory: Path) -> None:
+    path = directory / "controller.json"
+    old = path.read_bytes()
+    kit.submit(store, "r-1")
+    store.fold()
+    kit.submit(store, "r-2")
+    path.write_bytes(old)
+    (directory / "journal-1-0.jsonl").unlink()
+    fresh = kit.opened(directory)
+    snapshot = fresh.read()
+    assert (snapshot.document.revision, snapshot.history_revision, snapshot.legacy) == (1, 3, False)
+    with fresh.hold(1) as hold, pytest.raises(HistoryAhead, match=r"revision 3.*revision 1"):
+        hold.load()
+    assert path.read_bytes() == old
+
+
+def test_a_document_of_another_directory_does_not_go_with_the_journal_here(tmp_path: Path) -> None:
     for name in ("a", "b"):
         kit.submit(kit.fleet(tmp_path / name), f"r-{name}")
     (tmp_path / "a" / "controller.json").write_bytes((tmp_path / "b" / "controller.json").read_bytes())
-    with kit.opened(tmp_path / "a").hold(1) as hold, pytest.raises(HistoryAhead, match="other events"):
+    with kit.opened(tmp_path / "a").hold(1) as hold, pytest.raises(DocumentCorrupt, match="not the one"):
         hold.load()

@@ -1,19 +1,16 @@
-"""History misses nothing, repeats nothing and never runs ahead, whatever a crash tore."""
+"""History as a store tells it: it misses nothing, repeats nothing and never runs ahead, whatever a crash tore."""
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.model.errors import DocumentCorrupt, HistoryAhead, HistoryBehind
+from controller.model.errors import DocumentCorrupt
 from controller.store.file import FileStore
 from tests.store import kit
-from tests.store.test_file import break_disk
 
 
 @pytest.fixture
@@ -27,123 +24,86 @@ def store(directory: Path) -> FileStore:
     return kit.opened(directory)
 
 
-EXPECTED = [(1, 1), (2, 1), (2, 2), (2, 3), (3, 1)]
+EXPECTED = [(1, 1), (2, 1), (2, 2), (2, 3)]
 
 
 def told(store: FileStore) -> list[tuple[int, int]]:
     return [(event.revision, event.n) for event in store.history()]
 
 
-def test_any_cut_of_the_last_commits_lines_is_mended(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_cut_of_the_last_commits_line_leaves_document_and_history_without_it(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     directory = tmp_path_factory.mktemp("cut") / "s"
     kit.submit(kit.fleet(directory), "r-1", "r-2", "r-3")
-    whole = (directory / "history.jsonl").read_bytes()
-    document = (directory / "controller.json").read_bytes()
-    first = whole.index(b"\n") + 1
-    for cut in range(first, len(whole) + 1):
-        (directory / "history.jsonl").write_bytes(whole[:cut])
-        (directory / "controller.json").write_bytes(document)
-        assert told(kit.opened(directory)) == EXPECTED[:-1]
-        with kit.opened(directory).hold(1) as hold:
-            hold.load()
-        assert (directory / "history.jsonl").read_bytes() == whole
+    journal = kit.journal_of(directory)
+    whole = journal.read_bytes()
+    for cut in range(whole.index(b"\n") + 1, len(whole)):
+        journal.write_bytes(whole[:cut])
+        store = kit.opened(directory)
+        assert (store.read().document.revision, told(store)) == (1, EXPECTED[:1]), cut
+    journal.write_bytes(whole)
+    assert told(kit.opened(directory)) == EXPECTED
 
 
 @settings(max_examples=30)
-@given(junk=st.binary(min_size=1, max_size=80).filter(lambda junk: b"\n" not in junk))
-def test_a_torn_tail_of_anything_is_taken_off(tmp_path_factory: pytest.TempPathFactory, junk: bytes) -> None:
+@given(junk=st.binary(min_size=1, max_size=80).filter(lambda junk: b"\n" not in junk and not junk.endswith(b"\0")))
+def test_a_torn_tail_of_anything_is_set_aside(tmp_path_factory: pytest.TempPathFactory, junk: bytes) -> None:
     directory = tmp_path_factory.mktemp("junk") / "s"
-    store = kit.fleet(directory)
-    with (directory / "history.jsonl").open("ab") as file:
+    kit.fleet(directory)
+    with kit.journal_of(directory).open("ab") as file:
         file.write(junk)
-    kit.submit(store, "r-1")
-    assert told(kit.opened(directory)) == [(1, 1), (2, 1)]
-    assert junk not in (directory / "history.jsonl").read_bytes() or junk.isascii()
+    kit.submit(kit.opened(directory), "r-1")
+    assert told(kit.opened(directory)) == [(1, 1), (2, 1), (2, 2)]
+    assert [path.read_bytes() for path in directory.glob("torn-*")] == [junk]
+    assert kit.opened(directory).history_fault() is None
 
 
-def test_a_torn_line_of_a_later_revision_is_history_ahead(store: FileStore, directory: Path) -> None:
-    with (directory / "history.jsonl").open("ab") as file:
-        file.write(b'{"revision":3,"n":1,"at"')
-    before = kit.snapshot_of(directory)
-    with store.hold(1) as hold, pytest.raises(HistoryAhead, match="revision 3"):
-        hold.load()
-    assert kit.snapshot_of(directory) == before
+def test_what_was_committed_before_a_fold_is_told_after_it(store: FileStore, directory: Path) -> None:
+    for number in range(4, 7):
+        kit.submit(store, f"r-{number}")
+        assert store.fold()
+    assert told(kit.opened(directory)) == [*EXPECTED, (3, 1), (4, 1), (5, 1)]
+    assert [event.revision for event in store.history("run:r-5")] == [4]
 
 
-def test_a_failed_sync_takes_the_lines_off_and_writes_them_anew(
-    store: FileStore, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a failed fsync the pages may count as clean: syncing again would prove nothing."""
-    before = (directory / "history.jsonl").read_bytes()
-    real = os.fsync
-
-    def fsync(fd: int) -> None:
-        if os.readlink(f"/proc/self/fd/{fd}").endswith("history.jsonl"):
-            raise OSError(errno.EIO, "broken")
-        real(fd)
-
-    with store.hold(1) as hold:
-        loaded = hold.load()
-        monkeypatch.setattr(os, "fsync", fsync)
-        hold.commit(loaded, kit.saying(loaded.document))
-        assert (directory / "history.jsonl").read_bytes() == before
-        with pytest.raises(HistoryBehind, match="EIO"):
-            hold.load()
-        monkeypatch.undo()
-        hold.load()
-    assert told(store) == EXPECTED
+def test_a_damaged_line_of_a_closed_journal_takes_history_and_nothing_else(store: FileStore, directory: Path) -> None:
+    closed = kit.journal_of(directory)
+    assert store.fold()
+    closed.write_bytes(closed.read_bytes().replace(b'"r-2"', b'"r-9"'))
+    assert kit.opened(directory).read().document.revision == 2
+    kit.submit(kit.opened(directory), "r-4")
+    fault = kit.opened(directory).history_fault()
+    assert fault is not None
+    assert "is not as it was written" in fault
 
 
-def test_another_process_catches_up_or_is_told_that_it_cannot(
-    store: FileStore, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with store.hold(1) as hold:
-        loaded = hold.load()
-        break_disk("history", monkeypatch, errno.ENOSPC)
-        hold.commit(loaded, kit.saying(loaded.document))
-    with kit.opened(directory).hold(1) as hold, pytest.raises(HistoryBehind, match="ENOSPC"):
-        hold.load()
-    assert kit.opened(directory).read().document.revision == 3
-    monkeypatch.undo()
-    with kit.opened(directory).hold(1) as hold:
-        hold.load()
-    assert told(store) == EXPECTED
-
-
-def test_a_deleted_history_begins_again_and_reads_say_so(store: FileStore, directory: Path) -> None:
-    (directory / "history.jsonl").unlink()
-    assert store.read().history_revision is None
-    assert told(store) == EXPECTED[1:-1]
-    with store.hold(1) as hold:
-        loaded = hold.load()
-        hold.commit(loaded, kit.saying(loaded.document))
-    assert told(store) == EXPECTED[1:]
-
-
-def test_a_line_that_is_no_event_is_named(store: FileStore, directory: Path) -> None:
-    path = directory / "history.jsonl"
+def test_a_line_that_is_no_commit_is_named(store: FileStore, directory: Path) -> None:
+    path = kit.journal_of(directory)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + b"garbage\n" + b"".join(lines[1:]))
-    with pytest.raises(DocumentCorrupt, match="line 2"):
-        store.history()
-    assert store.read().document.revision == 2
+    for ask in (store.read, store.history):
+        with pytest.raises(DocumentCorrupt, match=f"the line at offset {len(lines[0])} ") as refusal:
+            ask()
+        assert refusal.value.where == str(path)
 
 
-def test_a_long_last_commit_is_found_whole(store: FileStore, directory: Path) -> None:
-    names = [f"x-{number}" for number in range(2_000)]
-    kit.submit(store, *names)
-    path = directory / "history.jsonl"
-    assert path.stat().st_size > 1 << 17
-    path.write_bytes(path.read_bytes()[:-100_000])
+def test_a_long_commit_that_was_torn_is_none_and_whole_it_is_found_whole(store: FileStore, directory: Path) -> None:
+    kit.submit(store, *(f"x-{number}" for number in range(2_000)))
+    path = kit.journal_of(directory)
+    whole = path.read_bytes()
+    assert len(whole) > 1 << 18
+    assert [event.n for event in kit.opened(directory).history() if event.revision == 3] == list(range(1, 2_001))
+    path.write_bytes(whole[:-100_000])
     kit.submit(kit.opened(directory), "r-9")
-    assert [event.n for event in store.history() if event.revision == 3] == list(range(1, 2_001))
+    assert told(kit.opened(directory)) == [*EXPECTED, (3, 1), (3, 2)]
 
 
 def test_a_reader_that_meets_a_commit_halfway_never_sees_history_ahead(store: FileStore, directory: Path) -> None:
     with store.hold(1) as hold:
         for number in range(20):
             snapshot = kit.opened(directory).read()
-            assert (snapshot.history_revision or 0) <= snapshot.document.revision
+            assert snapshot.history_revision == snapshot.document.revision
             kit.submit_in(hold, f"x-{number}")
 
 

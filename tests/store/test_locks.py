@@ -178,11 +178,24 @@ def test_a_directory_without_write_permission_is_unusable_for_its_owner(director
 
 
 @kit.needs_root
-def test_a_directory_that_lost_its_write_permission_fails_to_store_and_names_the_path(directory: Path) -> None:
+def test_a_directory_that_lost_its_write_permission_still_takes_commits_and_is_not_folded(directory: Path) -> None:
+    before = (directory / "controller.json").read_bytes()
     directory.chmod(0o500)
+    result = run_as(directory, f"{SUBMIT}; print('folded', store.fold())", prefix=POWERLESS)
+    assert result.stdout.endswith("folded False\n"), result
+    directory.chmod(0o700)
+    assert (directory / "controller.json").read_bytes() == before
+    assert "r-x" in kit.opened(directory).read().document.runs
+
+
+@kit.needs_root
+def test_a_journal_that_lost_its_write_permission_takes_none_and_is_named(directory: Path) -> None:
+    kit.journal_of(directory).chmod(0o400)
+    before = kit.snapshot_of(directory)
     result = run_as(directory, SUBMIT, prefix=POWERLESS)
-    assert result.stdout.startswith("StorageFailed:"), result
-    assert "EACCES" in result.stdout
+    assert "EACCES" in result.stdout, result
+    assert kit.journal_of(directory).name in result.stdout
+    assert kit.snapshot_of(directory) == before
 
 
 @kit.needs_root

@@ -71,9 +71,7 @@ def die_holding(store: MemoryStore, disk: MemoryDisk) -> None:
         kit.submit_in(hold, "r-1")
 
 
-@pytest.mark.parametrize(
-    ("point", "committed"), [("write", False), ("sync", False), ("rename", False), ("renamed", True), ("history", True)]
-)
+@pytest.mark.parametrize(("point", "committed"), [("write", False), ("written", True)])
 def test_a_process_killed_in_a_commit_leaves_it_whole_or_absent(point: str, committed: bool) -> None:
     disk = disk_at_revision_1()
     dying = MemoryStore(disk, clock=FakeClock(), whoami=kit.OTHER, command="dying")

@@ -9,17 +9,22 @@ from typing import Any
 
 import orjson
 import pytest
-from msgspec import Raw
 
-from controller.model.action import digest
+from controller.model.action import digest, verify
 from controller.model.errors import DocumentCorrupt, EditedOutside, StorageFailed
 from controller.model.records import MAX_SLOTS, SENTINEL
+from controller.store import codec
 from controller.store.accept import accept
 from tests.store import kit
 
 
 def backups(directory: Path) -> list[Path]:
     return sorted(directory.glob("backup-schema1-*.json"))
+
+
+def without_journals(directory: Path) -> None:
+    for path in directory.glob("journal-*.jsonl"):
+        path.unlink()
 
 
 def action_for(slot: int) -> tuple[str, dict[str, Any]]:
@@ -41,6 +46,7 @@ def test_null_becomes_the_sentinel_and_an_old_reader_refuses_it_loudly(tmp_path:
     with pytest.raises(ValueError, match="neither null nor an action"):
         kit.schema1_reads((tmp_path / "s" / "controller.json").read_bytes())
     assert [event.event for event in store.history()] == ["submitted", "migrated"]
+    assert store.history_fault() is None
     assert [path.read_bytes() for path in backups(tmp_path / "s")] == [data]
     assert kit.schema1_reads(backups(tmp_path / "s")[0].read_bytes()) is None
 
@@ -159,13 +165,13 @@ def test_a_backup_never_overwrites_and_the_same_bytes_are_kept_once(tmp_path: Pa
     with store.hold(1) as hold:
         hold.load()
     first = backups(tmp_path / "s")
-    (tmp_path / "s" / "history.jsonl").unlink()
+    without_journals(tmp_path / "s")
     (tmp_path / "s" / "controller.json").write_bytes(data)
     with kit.opened(tmp_path / "s").hold(1) as hold:
         hold.load()
     assert backups(tmp_path / "s") == first
     other = kit.schema1(fleet="other")
-    (tmp_path / "s" / "history.jsonl").unlink()
+    without_journals(tmp_path / "s")
     (tmp_path / "s" / "controller.json").write_bytes(other)
     with kit.opened(tmp_path / "s").hold(1) as hold:
         hold.load()
@@ -181,6 +187,52 @@ def test_without_a_backup_there_is_no_migration(tmp_path: Path, monkeypatch: pyt
         hold.load()
     assert (tmp_path / "s" / "controller.json").read_bytes() == data
     assert not [name for name in kit.files(tmp_path / "s") if ".tmp-" in name]
+
+
+def whole(directory: Path, *, lacks: bool) -> bytes:
+    """A directory as a program left it that wrote whole documents and a history beside them; *lacks*: its last commit
+    did not get into that any more. Returns the document's bytes.
+    """
+    store = kit.fleet(directory)
+    kit.submit(store, "r-1")
+    kit.submit(store, "r-2")
+    events = store.history()
+    data = codec.encode(store.read().document)
+    without_journals(directory)
+    (directory / "controller.json").write_bytes(data)
+    lines = [codec.line_of(event) + b"\n" for event in events[: -1 if lacks else None]]
+    (directory / "history.jsonl").write_bytes(b"".join(lines))
+    return data
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+def test_a_whole_document_from_before_the_journal_is_kept_and_gone_on_from(tmp_path: Path, lacks: bool) -> None:
+    directory = tmp_path / "s"
+    data = whole(directory, lacks=lacks)
+    seen = kit.opened(directory).read()
+    assert (seen.legacy, seen.edited, seen.document.revision) == (True, False, 3)
+    past = (directory / "history.jsonl").read_bytes()
+    assert len(kit.opened(directory).history()) == 3
+    kit.submit(kit.opened(directory), "r-3")
+    (kept,) = directory.glob("backup-whole-3-*.json")
+    assert kept.read_bytes() == data
+    assert (directory / "history.jsonl").read_bytes() == past
+    store = kit.opened(directory)
+    assert [event.event for event in store.history()] == ["initialised", *["submitted"] * 2, "migrated", "submitted"]
+    assert store.history_fault() is None
+    assert not store.read().legacy
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+def test_an_edited_document_from_before_the_journal_is_accepted_and_loses_no_event(tmp_path: Path, lacks: bool) -> None:
+    directory = tmp_path / "s"
+    data = whole(directory, lacks=lacks).replace(b'"draining":false', b'"draining":true')
+    (directory / "controller.json").write_bytes(data)
+    accepted = accept(kit.opened(directory), restore_pending=False, timeout=1)
+    assert (accepted.document.revision, accepted.document.draining) == (4, True)
+    store = kit.opened(directory)
+    assert [event.event for event in store.history()] == ["initialised", "submitted", "submitted", "accepted"]
+    assert store.history_fault() is None
 
 
 class Killed(BaseException):
@@ -236,7 +288,8 @@ def test_raw_bytes_with_line_feeds_stay_one_record_per_line(tmp_path: Path) -> N
     store = kit.legacy(tmp_path / "s", data)
     with store.hold(1) as hold:
         parked = hold.load().document.pending_actions[3]
-    assert parked.action == Raw(pretty)
+    assert bytes(parked.action) == pretty.replace(b"\n", b" ")
+    assert verify(parked.action).idempotency_key == orjson.loads(pretty)["idempotency_key"]
     lines = (tmp_path / "s" / "controller.json").read_bytes().split(b"\n")
     assert len([line for line in lines if line.startswith(b'"3":')]) == 2  # pending action and slot
     assert not kit.opened(tmp_path / "s").read().edited

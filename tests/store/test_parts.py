@@ -157,7 +157,7 @@ def test_a_disk_that_fails_takes_none_of_them(store: Store, monkeypatch: pytest.
     with store.hold(1) as hold:
         loaded = hold.load()
         parts, after = parts_of(loaded.document, 1, 2)
-        monkeypatch.setattr(disk, "write_all", full)
+        monkeypatch.setattr(disk, "write_at", full)
         if isinstance(store, MemoryStore):
             monkeypatch.setattr(store.disk, "fault", full)
         with pytest.raises(StorageFailed):

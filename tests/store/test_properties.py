@@ -93,5 +93,10 @@ def test_files_and_memory_tell_the_same_story(
     afresh = FileStore(directory, clock=clock, whoami=kit.ME, command="test")
     assert afresh.read().document == in_memory.read().document
     assert afresh.history() == in_memory.history()
-    assert afresh.path.read_bytes() == codec.encode(in_memory.read().document)
     assert afresh.read().history_revision == in_memory.read().history_revision
+    on_disk.close()
+    data = afresh.path.read_bytes()
+    named = codec.decode(data, str(afresh.path)).journal
+    assert named is not None
+    assert data == codec.encode(in_memory.read().document, named)
+    assert afresh.history() == in_memory.history()
