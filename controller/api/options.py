@@ -13,18 +13,22 @@ from typing import Any, Final
 from msgspec import Struct
 
 from controller.api.words import spelled
+from controller.model.keep import Keep
 from controller.model.policy import LONGEST_LEASE_MS, Backoff, Policy, QueuePolicy, Release
 from controller.model.records import MAX_SLOTS, is_id
 
 KINDS: Final = ("local", "command")
 LONGEST_MS: Final = 3650 * 86_400_000
 DURATIONS: Final = "a duration such as 500ms, 5s, 10m, 2h or 1d"
+SIZES: Final = "a size such as 500MiB or 2GiB, in quotes, or a whole number of bytes"
 DEFAULTS: Final = Policy()
 QUEUE_DEFAULTS: Final = QueuePolicy(backoff=DEFAULTS.retry)
 MOST_ATTEMPTS: Final = 1_000_000
 MOST_RETAINED: Final = 1_000_000_000
+MOST_BYTES: Final = 1 << 60
 ENV_SECTION: Final = "provider.env"
 BREAKER: Final = "provider.breaker"
+KEEP: Final = "history.keep"
 QUEUES: Final = "queues"
 QUEUE: Final = f"{QUEUES}.NAME"
 """The section of a queue in `OPTIONS`. In a file a queue's own name stands for NAME, in as many sections as wanted."""
@@ -32,6 +36,8 @@ EXAMPLE: Final = f"{QUEUES}.default"
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION: Final = re.compile(r"([0-9]{1,18})(ms|s|m|h|d)")
+_BYTES: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SIZE: Final = re.compile(r"([0-9]{1,18})(KiB|MiB|GiB)")
 
 
 def parse_duration(text: str) -> int:
@@ -70,6 +76,22 @@ def _duration(value: object, least: int = 0) -> int:
 
 def _positive_duration(value: object) -> int:
     return _duration(value, 1)
+
+
+def _size(value: object) -> int:
+    """Bytes. A text without a unit is not a size: what it counts is not said."""
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    size = int(match[1]) * _BYTES[match[2]] if match is not None else value
+    if type(size) is not int:
+        raise ValueError(SIZES)
+    if not 0 <= size <= MOST_BYTES:
+        raise ValueError(f"a size from 0 to {MOST_BYTES >> 30}GiB")
+    return size
+
+
+def _toml_size(size: int) -> str:
+    unit = next((unit for unit in reversed(_BYTES) if size and size % _BYTES[unit] == 0), None)
+    return f"{size}" if unit is None else f'"{size // _BYTES[unit]}{unit}"'
 
 
 def _whole(least: int, most: int) -> Callable[[object], int]:
@@ -342,6 +364,20 @@ OPTIONS: Final[tuple[Option, ...]] = (
     *_backoff("backoff.retry", DEFAULTS.retry, "a failed run is tried again", jittered=True),
     *_backoff("backoff.create", DEFAULTS.create, "a slot whose create was refused is tried again"),
     *_backoff("backoff.send", DEFAULTS.send, "an action of unknown fate is sent again"),
+    Option(
+        KEEP,
+        "age",
+        _duration,
+        _toml_duration(Keep().age_ms or 0),
+        "A file whose events are all older is dropped. 0s: none is too old.",
+    ),
+    Option(
+        KEEP,
+        "bytes",
+        _size,
+        _toml_size(Keep().bytes or 0),
+        "Beyond so many bytes the oldest files are dropped. 0: there are never too many.",
+    ),
 )
 
 
@@ -352,6 +388,7 @@ _ABOUT_SECTION: Final[Mapping[str, str]] = {
     "provider": "Where workers come from.",
     "provider.deadlines": 'How long one call of a "command" provider may take.',
     BREAKER: "When a provider fails. What it was asked before is still asked again, under [backoff.send].",
+    KEEP: "How much history is kept. What a pending mutation may still need is never dropped.",
     "backoff.retry": "Delays grow from initial by factor up to cap; the delay taken is a random part of that.",
 }
 

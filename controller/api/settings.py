@@ -17,9 +17,21 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
-from controller.api.options import BREAKER, DEFAULTS, ENV_SECTION, EXAMPLE, OPTIONS, QUEUE, QUEUES, VARIABLE, env_value
+from controller.api.options import (
+    BREAKER,
+    DEFAULTS,
+    ENV_SECTION,
+    EXAMPLE,
+    KEEP,
+    OPTIONS,
+    QUEUE,
+    QUEUES,
+    VARIABLE,
+    env_value,
+)
 from controller.api.words import brief, meant, spelled
 from controller.model.errors import Conflict, UsageFault
+from controller.model.keep import Keep
 from controller.model.policy import Backoff, Breaker, Policy, QueuePolicy
 from controller.model.records import ID_GRAMMAR, Document, is_id
 
@@ -42,6 +54,7 @@ class Settings(Struct, frozen=True):
     source: str
     policy: Policy = DEFAULTS
     provider: ProviderSettings = ProviderSettings()
+    keep: Keep = Keep()
 
 
 # --- The environment -------------------------------------------------------------------------------------------------
@@ -197,7 +210,9 @@ def parse(text: str, source: str) -> Settings:
             where=f"{source}, [provider] command",
             next='give its words, such as command = ["/usr/local/bin/provider"]',
         )
-    return Settings(source, policy, provider)
+    # No event is 0 ms old for long, and no history is of 0 bytes: 0 can only mean that there is no limit.
+    keep = {name: limit or None for name, limit in chosen(KEEP, age_ms="age", bytes="bytes").items()}
+    return Settings(source, policy, provider, structs.replace(Keep(), **keep))
 
 
 def _check_numbers(fleet: Policy, source: str) -> None:

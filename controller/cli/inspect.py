@@ -1,8 +1,8 @@
-"""Commands that look into the document and judge it: history, fsck, explain."""
+"""Commands that look into the document: explain."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -14,68 +14,11 @@ if TYPE_CHECKING:
     from controller.cli.tables import Table
     from controller.engine.classify import Classified
     from controller.engine.explain import Explanation
-    from controller.engine.fsck import Verdict
     from controller.model.codes import Code
     from controller.model.records import Document, Event
 
-TROUBLE = 5
 LAST_EVENTS = 6
 LAST_REFUSALS = 200
-
-
-@click.command(
-    cls=Verb, question=True, examples=["controller history", "controller history r-1", "controller history slot:3"]
-)
-@click.argument("subject", metavar="[RUN|slot:N]", required=False, shell_complete=completed("subjects"))
-@click.pass_obj
-def history(call: Call, subject: str | None) -> None:
-    """Show every transition, oldest first: of one run or slot, or of everything.
-
-    Times are always exact, also without --exact-times: this is what other records are compared with.
-    """
-    from controller.cli import views
-    from controller.model.errors import NotFound
-
-    wanted = None
-    if subject is not None:
-        known = subject_of(subject)
-        wanted = f"run:{known}" if isinstance(known, str) else f"slot:{known}"
-    events = [views.event_whole(event) for event in call.store.history(wanted)]
-    if wanted is not None and wanted.startswith("run:") and not events:
-        document = call.store.read().document
-        run_id = wanted.removeprefix("run:")
-        if run_id not in document.runs and run_id not in document.finished:
-            raise NotFound(f"no run {run_id}, and history knows of none", next="controller runs")
-    call.output.answer("history", {"events": events}, views.event_rows(events) if events else ["no events"])
-
-
-@click.command(cls=Verb, question=True, examples=["controller fsck", "controller fsck --json"])
-@click.pass_obj
-def fsck(call: Call) -> int:
-    """Prove that document and history obey their rules; exit 5 if they do not. Changes and repairs nothing."""
-    from msgspec import to_builtins
-
-    from controller.engine.fsck import check
-
-    verdict = check(call.store)
-    call.output.answer("fsck", {"ok": not verdict.violations, **to_builtins(verdict)}, _fsck_page(verdict))
-    return TROUBLE if verdict.violations else 0
-
-
-def _fsck_page(verdict: Verdict) -> Iterator[str]:
-    from controller.cli.text import counted, shown
-
-    integrity = verdict.integrity
-    yield (
-        f"revision {verdict.revision}: {counted(verdict.runs, 'run')} in the document (succeeded runs have left it), "
-        f"{counted(verdict.workers, 'worker')}, "
-        f"{counted(verdict.events, 'event')}; "
-        f"digest {integrity.digest}, sentinel {integrity.sentinel}, history {integrity.history}"
-    )
-    for violation in verdict.violations:
-        yield f"violation: {violation.id}: {shown(violation.subject)}: {shown(violation.what)}"
-    found = counted(len(verdict.violations), "violation")
-    yield "clean" if not verdict.violations else f"{found}; nothing was changed"
 
 
 @click.command(
@@ -87,24 +30,25 @@ def _fsck_page(verdict: Verdict) -> Iterator[str]:
         "controller explain slot:3 --live",
         "controller explain reason timed_out",
         "controller explain reason",
+        "controller explain check run-holder",
     ],
 )
-@click.argument("subject", metavar="RUN|slot:N|reason", shell_complete=completed("subjects"))
+@click.argument("subject", metavar="RUN|slot:N|reason|check", shell_complete=completed("subjects"))
 @click.argument("code", metavar="[CODE]", required=False)
 @click.option("--live", is_flag=True, help="Of a slot: ask the provider too, and say what it shows there.")
 @click.pass_obj
 def explain(call: Call, subject: str, code: str | None, live: bool) -> None:
     """Say in words why a run or a slot is as it is, what led there, and what to do next; or what a code means.
 
-    `reason CODE` explains a reason, refusal or error code, and `reason` alone lists them; a run of that name is
-    run:reason.
+    `reason CODE` explains a reason, refusal or error code, and `check ID` a check of fsck; either alone lists all of
+    its kind. Runs of these names are run:reason and run:check.
     """
     from controller.model.errors import UsageFault
 
     if live and not subject.startswith("slot:"):
         raise UsageFault("a provider shows slots alone", where="--live", next="controller explain slot:1 --live")
-    if subject == "reason":
-        _explain_code(call, code)
+    if subject in _EXPLAINED:
+        _EXPLAINED[subject](call, code)
         return
     if code is not None:
         raise UsageFault(f"one run or slot at a time, not also {code!r}", next="controller explain --help")
@@ -264,4 +208,32 @@ def _codes_page(codes: Iterable[Code]) -> Iterator[str | Table]:
     yield table(("CODE", "KIND", "EXIT", "MEANING"), rows)
 
 
-COMMANDS: Mapping[str, click.Command] = {"history": history, "fsck": fsck, "explain": explain}
+def _explain_check(call: Call, name: str | None) -> None:
+    from msgspec import to_builtins
+
+    from controller.cli.tables import table
+    from controller.model.checks import CHECKS, Check
+
+    if name is None:
+        checks = [{"id": each.value, **to_builtins(told)} for each, told in CHECKS.items()]
+        rows = ((each.value, ", ".join(told.judged), told.text) for each, told in CHECKS.items())
+        call.output.answer(
+            "explain", {"subject": "check", "checks": checks}, [table(("CHECK", "JUDGED BY", "WHAT MUST HOLD"), rows)]
+        )
+        return
+    if name not in CHECKS:
+        from controller.api.words import meant
+        from controller.model.errors import NotFound
+
+        raise NotFound(
+            f"there is no check {name!r}{meant(name, [each.value for each in CHECKS])}", next="controller explain check"
+        )
+    check, told = Check(name), CHECKS[Check(name)]
+    page = [f"{check} (judged by {', '.join(told.judged)}): {told.text}", f"  {told.why}", f"next: {told.next}"]
+    body = {"subject": f"check:{check}", "check": {"id": check.value, **to_builtins(told)}}
+    call.output.answer("explain", body, page)
+
+
+_EXPLAINED: Mapping[str, Callable[[Call, str | None], None]] = {"reason": _explain_code, "check": _explain_check}
+
+COMMANDS: Mapping[str, click.Command] = {"explain": explain}
