@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import click
@@ -50,6 +51,12 @@ def _setup() -> Mapping[str, click.Command]:
     return COMMANDS
 
 
+def _state() -> Mapping[str, click.Command]:
+    from controller.cli.state import COMMANDS
+
+    return COMMANDS
+
+
 def _release() -> Mapping[str, click.Command]:
     from controller.cli.release import COMMANDS
 
@@ -76,6 +83,12 @@ def _slots() -> Mapping[str, click.Command]:
 
 def _logs() -> Mapping[str, click.Command]:
     from controller.cli.logs import COMMANDS
+
+    return COMMANDS
+
+
+def _history() -> Mapping[str, click.Command]:
+    from controller.cli.history import COMMANDS
 
     return COMMANDS
 
@@ -110,6 +123,12 @@ def _serve() -> Mapping[str, click.Command]:
     return COMMANDS
 
 
+def _fsck() -> Mapping[str, click.Command]:
+    from controller.cli.fsck import COMMANDS
+
+    return COMMANDS
+
+
 def _doctor() -> Mapping[str, click.Command]:
     from controller.cli.doctor import COMMANDS
 
@@ -126,7 +145,7 @@ COMMANDS: Mapping[str, Source] = {
     "status": _fleet,
     "show": _runs,
     "runs": _runs,
-    "history": _inspect,
+    "history": _history,
     "withdraw": _runs,
     "cancel": _drive,
     "retry": _runs,
@@ -143,9 +162,9 @@ COMMANDS: Mapping[str, Source] = {
     "adopt": _recovery,
     "delete-unrecorded": _recovery,
     "queue": _queue,
-    "fsck": _inspect,
+    "fsck": _fsck,
     "doctor": _doctor,
-    "state": _setup,
+    "state": _state,
     "completion": _completion,
     "version": _setup,
 }
@@ -239,6 +258,9 @@ def run(args: Sequence[str]) -> Ending:
         return Ending(complete(asked), True)
     call = Call()
     code = _guarded(call, args)
+    if call.opened:
+        with suppress(KeyboardInterrupt):  # what it did stands, and was told
+            call.controller.close()
     return Ending(code, call.question)
 
 

@@ -1,4 +1,4 @@
-"""Commands about the state directory itself: init, state accept, version."""
+"""Commands about the state directory itself: init, version."""
 
 from __future__ import annotations
 
@@ -123,40 +123,6 @@ def _init_page(body: Mapping[str, object]) -> list[str]:
     ]
 
 
-@click.group(invoke_without_command=True)
-@click.pass_context
-def state(ctx: click.Context) -> None:
-    """Take responsibility for the document itself."""
-    if ctx.invoked_subcommand is None:
-        raise UsageFault("state needs to be told what to do", next="controller state accept --help")
-
-
-@state.command(cls=Verb, examples=["controller state accept", "controller state accept --restore-pending"])
-@click.option(
-    "--restore-pending",
-    is_flag=True,
-    allow_from_autoenv=False,
-    help="Take the bytes of pending actions that were touched from history.",
-)
-@click.pass_obj
-def accept(call: Call, restore_pending: bool) -> None:
-    """Accept a document that was edited by hand: verify it whole and seal it.
-
-    Refused while a pending action's key does not derive from its content: such an action never replays.
-    """
-    from controller.store.accept import accept as take
-
-    accepted = take(call.store, restore_pending=restore_pending, timeout=call.lock_timeout)
-    revision, slots = accepted.document.revision, list(accepted.restored)
-    body = {"revision": revision, "changed": accepted.changed, "restored_slots": slots}
-    page = [
-        f"accepted as revision {revision}" if accepted.changed else f"nothing to accept: revision {revision} is sealed"
-    ]
-    if slots:
-        page.append("restored from history: " + ", ".join(f"slot {slot}" for slot in slots))
-    call.output.answer("state-accept", body, page)
-
-
 @click.command(cls=Verb, question=True, examples=["controller version", "controller version --json"])
 @click.pass_obj
 def version(call: Call) -> None:
@@ -178,4 +144,4 @@ def version(call: Call) -> None:
     call.output.answer("version", body, pairs([*((name, str(value)) for name, value in lines), *libraries.items()]))
 
 
-COMMANDS: Mapping[str, click.Command] = {"init": init, "state": state, "version": version}
+COMMANDS: Mapping[str, click.Command] = {"init": init, "version": version}

@@ -12,6 +12,13 @@ def new_lineage() -> str:
     return str(uuid4())
 
 
+def new_epoch() -> str:
+    """What keeps ids and keys from now on apart from those that were handed out before: it goes into each of them."""
+    from uuid import uuid4
+
+    return uuid4().hex[:8]
+
+
 class Seeded:
     """A generator whose values follow from its seed: planning twice gives equal plans, yet subjects spread."""
 

@@ -50,7 +50,9 @@ def accept(draft: Draft, action: Action, seen: SeenStep | None, policy: Policy) 
         return
     draft.workers.put(action.slot, replace(worker, accepted=(*worker.accepted, key), running=key))
     run = None if action.run is None else draft.runs.get(action.run)
-    if run is not None and action.step is not None and holds(worker, run) and run.attempts == action.token:
+    # A restore raises the token of a run that goes on in the same life; what is of an earlier epoch has the old one.
+    same_life = run is not None and (run.attempts == action.token or action.epoch != draft.document.epoch)
+    if run is not None and action.step is not None and holds(worker, run) and same_life:
         if run.cancel_requested_at is None:
             move_step(draft, run.id, action.step, Trigger.STEP_STARTED, _report(run, key=key))
     if seen is not None and not unknowable(seen):

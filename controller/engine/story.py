@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from controller.engine.retrace import RunPath, WorkerPath
 from controller.model.reason import EXPLAINED, Reason
 from controller.model.records import Event, Run, RunState, StepState, Tombstone, Worker, WorkerState
+from controller.model.restore import RESTORED
 from controller.model.transition import Trigger
 
 _BEGINNINGS: Final = frozenset({Trigger.PARK_CREATE.value, Trigger.ADOPT.value, Trigger.CONDEMN.value})
@@ -59,13 +60,18 @@ class Story(Struct, frozen=True):
 def tell_run(record: Run | Tombstone, events: Sequence[Event]) -> Story:
     """The story of a run from *events*, which must be its own, oldest first, none later than the document's revision.
 
-    It begins where the run was last submitted: an id may have been used before.
+    It begins where the run was last submitted, since an id may have been used before; or where a restore put it back:
+    what came before does not lead to what it is.
     """
-    start = next((n for n in reversed(range(len(events))) if events[n].event == "submitted"), None)
+    start = next((n for n in reversed(range(len(events))) if events[n].event in ("submitted", RESTORED)), None)
     events = events[start or 0 :]
-    whole = start is not None
+    whole = start is not None and events[0].event != RESTORED
+    back = events[0] if start is not None and not whole else None
+    events = events if back is None else events[1:]
     path, teller = RunPath(record, events, whole=whole), _RunTeller(record)
-    if not whole and events:
+    if back is not None:
+        teller.alone(back, f"A restore put the document back to an earlier revision, with the run {back.to}.")
+    elif not whole and events:
         teller.alone(events[0], f"History begins here, with the run {path.state}: what came before is not kept.")
     for event in events:
         before = path.state
@@ -77,9 +83,11 @@ def tell_run(record: Run | Tombstone, events: Sequence[Event]) -> Story:
 
 def tell_slot(worker: Worker | None, slot: int, events: Sequence[Event]) -> Story:
     """The story of the last worker of a slot, from *events* as for `tell_run`."""
-    start = next((n for n in reversed(range(len(events))) if events[n].event in _BEGINNINGS), None)
+    begins = (*_BEGINNINGS, RESTORED)
+    start = next((n for n in reversed(range(len(events))) if events[n].event in begins), None)
     events = events[start or 0 :]
-    path, teller = WorkerPath(whole=start is not None), _Teller()
+    whole = start is not None and events[0].event != RESTORED
+    path, teller = WorkerPath(whole=whole), _Teller()
     moved = False
     for event in events:
         path.hear(event)
@@ -91,7 +99,7 @@ def tell_slot(worker: Worker | None, slot: int, events: Sequence[Event]) -> Stor
         if moved and path.state is not recorded
         else ()
     )
-    story = _story(start is not None, teller.told, path.state, path.wrong, differences, f"slot:{slot}")
+    story = _story(whole, teller.told, path.state, path.wrong, differences, f"slot:{slot}")
     return story if moved else replace(story, begins=Begins.NOWHERE, state=None, agrees=None)
 
 
@@ -305,6 +313,7 @@ _OF_WORKER = {
     Trigger.FORGET.value: "Its record was given up; the slot has no worker",
 }
 _SEEN: Final = {
+    RESTORED: "A restore put the document back to an earlier revision",
     "seen_absent": "A look did not show it",
     "seen_again": "A look showed it again",
     "seen_idle": "Looks show it idle",

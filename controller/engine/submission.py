@@ -6,19 +6,26 @@ higher token than its namesake had.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import UNSET, Raw, Struct, UnsetType, to_builtins
 from msgspec.structs import replace
 
 from controller.model.action import action_of, decode, digest
-from controller.model.edit import Draft
+from controller.model.edit import Draft, Table
 from controller.model.errors import Conflict, UsageFault
 from controller.model.graph import Misfit, misfit
 from controller.model.policy import DEFAULT_QUEUE, FLEET_QUEUE, Policy, Release
 from controller.model.reason import Reason
-from controller.model.records import ID_GRAMMAR, TERMINAL, Priority, Run, RunState, Step, Tombstone, is_id
+from controller.model.records import ID_GRAMMAR, TERMINAL, Document, Priority, Run, RunState, Step, Tombstone, is_id
+
+if TYPE_CHECKING:
+    from controller.engine.contents import Contents
+
+    Known = Callable[[Document], tuple[Contents, Contents]]
+    """What gives a document's runs and tombstones by content."""
 
 MOST_PAYLOAD: Final = 1 << 20
 """Bytes of a payload, a result or a progress."""
@@ -120,17 +127,25 @@ def _place(found: Misfit, steps: Sequence[Step]) -> str:
     return f"--{found.member}" if found.member in ("env", "cwd") else ""
 
 
-def add_run(draft: Draft, submission: Submission, policy: Policy = _DEFAULTS, *, token: int = 0) -> Submitted:
+def add_run(
+    draft: Draft,
+    submission: Submission,
+    policy: Policy = _DEFAULTS,
+    *,
+    token: int = 0,
+    known_contents: Known | None = None,
+) -> Submitted:
     """Add one checked run to the draft, or find it there. Raises Conflict.
 
     *token*: the highest that an earlier run of this id is known to have had, beyond those that the draft knows.
+    *known_contents* gives what a document has by content: without it every run is looked at, if that is asked for.
     """
     content = content_of(submission)
     known = _there(draft, submission.id)
     if known is not None and known.content == content:
         return Submitted(known.id, created=False)
     if submission.unique_ms is not None:
-        earlier = _earlier(draft, submission, content)
+        earlier = _earlier(draft, submission, content, known_contents)
         if earlier is not None:
             return Submitted(earlier, created=False)
     if known is not None:
@@ -197,18 +212,23 @@ def _make_way(draft: Draft, known: Run | Tombstone, submission: Submission, poli
         discard(draft, known.id, Reason.REPLACED)
 
 
-def _earlier(draft: Draft, submission: Submission, content: str) -> str | None:
+def _earlier(draft: Draft, submission: Submission, content: str, known: Known | None) -> str | None:
     """The latest run of the same queue and content that was submitted within the time asked for."""
-    known: list[Run | Tombstone] = [run for _, run in draft.runs.items()]
-    known += [stone for _, stone in draft.finished.items() if not _is_discarded(stone)]
-    within = submission.unique_ms or 0
-    same = (
-        run
-        for run in known
-        if run.content == content and run.queue == submission.goes_to and abs(draft.now - run.created_at) < within
+    from controller.engine.contents import Contents
+
+    document, within = draft.document, submission.unique_ms or 0
+    runs, stones = (
+        (Contents(document.runs), Contents(document.finished, stones=True)) if known is None else known(document)
     )
-    found = max(same, key=lambda run: run.sequence, default=None)
-    return None if found is None else found.id
+    tables: tuple[tuple[Table[str, Any], Contents], ...] = (draft.runs, runs), (draft.finished, stones)
+    # What this draft has added is as late as can be, and in no table yet.
+    there: list[Any] = [run for run in draft.runs.changes.values() if run is not None and run.content == content]
+    for table, places in tables:
+        names = places.within(content, draft.now - within, draft.now + within)
+        there += islice((table.get(name) for name in names if name not in table.changes), 1)
+    same = [run for run in there if run.queue == submission.goes_to and abs(draft.now - run.created_at) < within]
+    latest = max(same, key=lambda run: (run.created_at, run.sequence), default=None)
+    return None if latest is None else str(latest.id)
 
 
 def content_of(submission: Submission) -> str:
@@ -232,8 +252,9 @@ def content_of(submission: Submission) -> str:
 
 
 def _fresh_id(draft: Draft) -> str:
+    epoch = f"{draft.document.epoch}-" if draft.document.epoch else ""
     while True:
-        run_id = f"r-{draft.count('run')}"
+        run_id = f"r-{epoch}{draft.count('run')}"
         if not is_known(draft, run_id):
             return run_id
 
