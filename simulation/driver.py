@@ -241,7 +241,8 @@ class Story:
                 self._people()
 
     def _fault(self, point: str) -> None:
-        if point == "renamed":
+        before = self._committed
+        if point == "written":
             policy = self.stack[-1].reconciler.ground.policy if self.stack else self.policy
             wrong = watching.wrong_with(self, policy, self._committed, self.document)
             self._committed = self.document
@@ -254,6 +255,7 @@ class Story:
                 self.stack[-1].die(f"at {point!r} of a commit")
             case "fails":
                 self.whims.tell(f"  {self.stack[-1].name}: the disk is full at {point!r}")
+                self._committed = before  # the line is taken back
                 raise OSError(28, "no space left")
 
     # What is known

@@ -14,6 +14,7 @@ from controller.engine.capacity import Headcount
 from controller.engine.classify import Classified, classify, retained, unrecorded_in
 from controller.engine.demand import BINDING
 from controller.engine.discovery import is_paused
+from controller.engine.fsck_history import gaps, judge
 from controller.engine.identity import identity_matches
 from controller.engine.lifecycle import waits_for
 from controller.model.action import decode
@@ -70,17 +71,10 @@ def _is_another(story: Story, slot: int) -> bool:
 
 
 def _history(story: Story) -> Iterator[str]:
-    last = (0, 0)
-    for event in story.disk.events:
-        wanted = ((last[0], last[1] + 1), (last[0] + 1, 1))
-        if (event.revision, event.n) not in wanted:
-            yield f"history has event {event.n} of revision {event.revision} after {last[1]} of {last[0]}"
-            return
-        last = (event.revision, event.n)
-    if last[0] != story.document.revision:
-        yield f"history ends at revision {last[0]}, and the document is at {story.document.revision}"
-    for each in against_history(story.document, story.disk.events):
-        yield f"history knows better: {each.id} of {each.subject}: {each.what}"
+    document, events = story.document, story.disk.events
+    found = (*gaps(events, document.revision), *judge(document, events), *against_history(document, events))
+    for each in found:
+        yield f"history: {each.id} of {each.subject}: {each.what}"
 
 
 def _recorded(story: Story, slot: int, classified: Classified, left_alone: frozenset[int]) -> Iterator[str]:
