@@ -13,10 +13,10 @@ import os
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from msgspec import UNSET
 
@@ -207,11 +207,12 @@ class Claim:
             try:
                 answer = ask(self._controller.ruled)
             except (NotFound, TransitionRefused) as refusal:
-                if isinstance(refusal, TransitionRefused) and refusal.why != Why.STALE_LEASE:
-                    raise
                 if isinstance(refusal, NotFound) and self._still_holds(holding):
                     raise  # no such step
-                raise holding.lost(refusal) from refusal
+                told = _as_holders_are_told(holding, refusal)
+                if told is refusal:
+                    raise
+                raise told from refusal
             holding.ended = holding.ended or ends
         return answer
 
@@ -323,6 +324,54 @@ class Claim:
         """Whether what ended the block arrived at the first byte code of its exit, which then never ran."""
         arrived = None if self._holding is None else self._holding.interrupt.arrived
         return arrived is not None and _kept_out(arrived) is self
+
+
+class Reported(NamedTuple):
+    """What became of one report of several: the next run of its claim, empty if there is none; or what was raised."""
+
+    claim: Claim
+    next: Claim
+    error: ControllerError | None
+
+
+def complete_many(
+    controller: Controller, claims: Sequence[Claim], results: Sequence[Any] | None, claim_next: int
+) -> tuple[Reported, ...]:
+    """See `Queue.complete_many`."""
+    from controller.engine.batches import End
+    from controller.engine.batches import complete_many as report
+
+    if len({id(claim) for claim in claims}) < len(claims):
+        raise UsageFault("a claim is reported on twice", where="claims", next="give each of them once")
+    if results is not None and len(results) != len(claims):
+        what = f"{len(results)} results of {len(claims)} claims"
+        raise UsageFault(what, where="results", next="give one for each claim, or set `result` of each")
+    holdings = [claim._held() for claim in claims]  # noqa: SLF001 - as its own reports do
+    kept = [claim.result for claim in claims] if results is None else results
+    ends = [
+        End(holding.run.id, holding.token, encoded(result, "result"))
+        for holding, result in zip(holdings, kept, strict=True)
+    ]
+    with shielded(), ExitStack() as turns:
+        for holding in holdings:
+            turns.enter_context(holding.turn)
+        judged = report(controller.ruled, ends, claim_next=claim_next)
+        answers = []
+        for claim, holding, each in zip(claims, holdings, judged, strict=True):
+            following = None
+            if each.done is not None:
+                claim.outcome, following, holding.ended = each.done.run, each.done.next, True
+                holding.interrupt.end()
+            error = None if each.refused is None else _as_holders_are_told(holding, each.refused)
+            answers.append(Reported(claim, Claim(controller, following, pause=claim._pause), error))  # noqa: SLF001
+    return tuple(answers)
+
+
+def _as_holders_are_told(holding: Holding, refusal: ControllerError) -> ControllerError:
+    """A refusal, or the LeaseLost that it means."""
+    if isinstance(refusal, TransitionRefused):
+        return holding.lost(refusal) if refusal.why == Why.STALE_LEASE else refusal
+    return holding.lost(refusal) if isinstance(refusal, NotFound) else refusal
 
 
 def _kept_out(error: BaseException) -> Claim | None:

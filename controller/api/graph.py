@@ -156,6 +156,8 @@ def _toml(data: bytes, source: str) -> object:
         raise UsageFault("not UTF-8", where=f"{source}, byte {error.start}", next="mend that place") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageFault(f"not TOML: {error}", where=source, next="mend that place") from error
+    except ValueError:
+        raise UsageFault("a number has thousands of digits", where=source, next="give one that is meant") from None
 
 
 def _json(data: bytes, source: str) -> object:

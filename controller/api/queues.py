@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
 from controller.api import amounts
-from controller.api.claims import Claim, Happened, failure, step_trigger
+from controller.api.claims import Claim, Happened, Reported, complete_many, failure, step_trigger
 from controller.api.heartbeats import Pause
 from controller.api.payload import encoded
 from controller.engine import leases, upkeep
@@ -89,6 +90,17 @@ class Queue:
         """The run is done; *result*, any JSON value, is kept with it. See `Claim.complete`."""
         kept = encoded(result, "result")
         return leases.complete(self._controller.ruled, run, token, result=kept, claim_next=claim_next)
+
+    def complete_many(
+        self, claims: Sequence[Claim], results: Sequence[Any] | None = None, *, claim_next: int = 0
+    ) -> tuple[Reported, ...]:
+        """As `Claim.complete` of each, in one commit; *results* has one for each claim, by default its `result`.
+
+        Each is judged for itself: what `complete` would raise for a run that another may have is the `error` of its
+        answer, and the others are recorded. With *claim_next* up to so many claims have the `next` run of their queue,
+        taken in the same commit. Raises UsageFault, and then nothing was recorded.
+        """
+        return complete_many(self._controller, claims, results, claim_next)
 
     def retry(self, run: str, token: int, error: str, *, delay: float | None = None) -> Run:
         """This life failed. See `Claim.retry`."""

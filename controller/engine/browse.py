@@ -5,17 +5,34 @@ Not promised: that the next claim takes the first of `pending`: layers, fairness
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import nsmallest
+from typing import Final
 
 from msgspec import Struct
 
 from controller.engine.discovery import is_paused
+from controller.engine.index import Slim
 from controller.model.errors import NotFound
+from controller.model.mapping import Records
 from controller.model.policy import Policy
 from controller.model.reason import Reason
 from controller.model.records import Document, Lease, Priority, Run, RunState
-from controller.model.views import View, view_of, waits_since
+from controller.model.views import View, is_deferred, tallied, view_of
+
+_STATES: Final[Mapping[View, RunState]] = {
+    View.PENDING: RunState.QUEUED,
+    View.SCHEDULED: RunState.QUEUED,
+    View.ACTIVE: RunState.RUNNING,
+    View.DEAD: RunState.FAILED,
+}
+
+
+class _Queued(Struct, frozen=True):
+    """As much of a tombstone as tells of its queue."""
+
+    queue: str
 
 
 class LayerSummary(Struct, frozen=True):
@@ -51,21 +68,21 @@ def browse(
 
     *after*: what comes behind that run. Raises NotFound for one that is in no such place any more: start again.
     """
-    runs = sorted(_those(document, view, now, queue), key=lambda run: _place(view, run))
-    if after is None:
-        return tuple(runs[:limit])
-    last = document.runs.get(after) or document.finished.get(after)
-    if last is None or (view in (View.ACTIVE, View.SCHEDULED) and last not in runs):
-        raise NotFound(
-            f"run {after} is not among those that are {view}",
-            where="--after",
-            next="leave --after out to begin again at the first",
-        )
-    if isinstance(last, Run):
-        behind = (run for run in runs if _place(view, run) > _place(view, last))
-    else:
-        behind = (run for run in runs if run.sequence > last.sequence)
-    return tuple(list(behind)[:limit])
+    runs = _those(document, view, now, queue)
+    if after is not None:
+        last = document.runs.get(after) or document.finished.get(after)
+        if last is None or (view in (View.ACTIVE, View.SCHEDULED) and all(run.id != after for run in runs)):
+            raise NotFound(
+                f"run {after} is not among those that are {view}",
+                where="--after",
+                next="leave --after out to begin again at the first",
+            )
+        if isinstance(last, Run):
+            place = _place(view, last)
+            runs = [run for run in runs if _place(view, run) > place]
+        else:
+            runs = [run for run in runs if run.sequence > last.sequence]
+    return tuple(document.runs[run.id] for run in nsmallest(limit, runs, key=lambda run: _place(view, run)))
 
 
 def size(document: Document, view: View, now: int, *, queue: str | None = None) -> int:
@@ -73,12 +90,21 @@ def size(document: Document, view: View, now: int, *, queue: str | None = None) 
     return len(_those(document, view, now, queue))
 
 
-def _those(document: Document, view: View, now: int, queue: str | None) -> list[Run]:
-    runs = document.runs.values()
-    return [run for run in runs if queue in (None, run.queue) and view_of(run, now) is view]
+def _those(document: Document, view: View, now: int, queue: str | None) -> list[Run | Slim]:
+    state = _STATES[view]
+    runs = [run for run in _slim(document) if run.state is state and (queue is None or run.queue == queue)]
+    if state is not RunState.QUEUED:
+        return runs
+    later = view is View.SCHEDULED
+    return [run for run in runs if (run.available_at is not None and is_deferred(run, now)) is later]
 
 
-def _place(view: View, run: Run) -> tuple[int, int, int, str]:
+def _slim(document: Document) -> Iterator[Run | Slim]:
+    """All runs, none of which is decoded whole for it."""
+    return (run for _, run in Records.of(document.runs).project(Slim))
+
+
+def _place(view: View, run: Run | Slim) -> tuple[int, int, int, str]:
     match view:
         case View.ACTIVE:
             return run.lease is None, 0 if run.lease is None else run.lease.deadline_ms, run.sequence, run.id
@@ -90,19 +116,23 @@ def _place(view: View, run: Run) -> tuple[int, int, int, str]:
 
 def queues(document: Document, policy: Policy, now: int) -> tuple[QueueSummary, ...]:
     """Every queue that has runs, was used, or is named by a setting; by name."""
-    runs: dict[str, list[Run]] = {name: [] for name in (*policy.queues, *policy.by_queue, *document.queues)}
-    for stone in document.finished.values():
-        runs.setdefault(stone.queue, [])
-    for run in document.runs.values():
-        runs.setdefault(run.queue, []).append(run)
-    return tuple(_summary(document, policy, now, name, of_queue) for name, of_queue in sorted(runs.items()))
+    names = {*policy.queues, *policy.by_queue, *document.queues}
+    names |= {stone.queue for _, stone in Records.of(document.finished).project(_Queued)}
+    runs: defaultdict[tuple[str, Priority], list[Run | Slim]] = defaultdict(list)
+    for run in _slim(document):
+        runs[run.queue, run.priority].append(run)
+    names |= {queue for queue, _ in runs}
+    return tuple(_summary(document, policy, now, name, runs) for name in sorted(names))
 
 
-def _summary(document: Document, policy: Policy, now: int, name: str, runs: Iterable[Run]) -> QueueSummary:
-    by_layer: dict[Priority, list[Run]] = {layer: [] for layer in Priority}
-    for run in runs:
-        by_layer[run.priority].append(run)
-    layers = tuple(_layer(layer, found, now) for layer, found in by_layer.items() if found)
+def _summary(
+    document: Document,
+    policy: Policy,
+    now: int,
+    name: str,
+    runs: Mapping[tuple[str, Priority], Sequence[Run | Slim]],
+) -> QueueSummary:
+    layers = tuple(_layer(layer, runs[name, layer], now) for layer in Priority if (name, layer) in runs)
     waits = [layer.oldest_wait_ms for layer in layers if layer.oldest_wait_ms is not None]
     return QueueSummary(
         queue=name,
@@ -117,16 +147,15 @@ def _summary(document: Document, policy: Policy, now: int, name: str, runs: Iter
     )
 
 
-def _layer(layer: Priority, runs: list[Run], now: int) -> LayerSummary:
-    counts = Counter(view_of(run, now) for run in runs)
-    waiting = [now - waits_since(run) for run in runs if view_of(run, now) is View.PENDING]
+def _layer(layer: Priority, runs: Sequence[Run | Slim], now: int) -> LayerSummary:
+    _, views, oldest_at = tallied(runs, now)
     return LayerSummary(
         layer,
-        counts[View.PENDING],
-        counts[View.SCHEDULED],
-        counts[View.ACTIVE],
-        counts[View.DEAD],
-        max(0, *waiting) if waiting else None,
+        views[View.PENDING],
+        views[View.SCHEDULED],
+        views[View.ACTIVE],
+        views[View.DEAD],
+        None if oldest_at is None else max(0, now - oldest_at),
     )
 
 
@@ -139,7 +168,7 @@ def why_nothing(
         return f"nobody has used a queue {queue}", "controller queue list"
     if found.paused:
         return f"{queue} is paused, {found.pending} pending", f"controller queue resume {queue}"
-    runs = [run for run in document.runs.values() if run.queue == queue]
+    runs = [run for run in _slim(document) if run.queue == queue]
     over = sum(run.lease is not None and is_over(run.lease) for run in runs)
     if over:
         return f"leases of {queue} that ran out, and nobody took the runs back: {over}", "controller queue reap"
@@ -157,13 +186,13 @@ def why_nothing(
 def holders(document: Document) -> Mapping[str, tuple[str, ...]]:
     """The running runs of each concurrency key, by id."""
     found: dict[str, list[str]] = {}
-    for run in document.runs.values():
+    for run in _slim(document):
         if run.concurrency_key and run.state is RunState.RUNNING:
             found.setdefault(run.concurrency_key, []).append(run.id)
     return {key: tuple(sorted(ids)) for key, ids in found.items()}
 
 
-def waits_for(run: Run, now: int, running: Mapping[str, tuple[str, ...]]) -> Reason | None:
+def waits_for(run: Run | Slim, now: int, running: Mapping[str, tuple[str, ...]]) -> Reason | None:
     """Why a queued run is not handed out now, as things stand: its key is full, or what the record says."""
     full = run.concurrency_key and len(running.get(run.concurrency_key, ())) >= run.concurrency
     if view_of(run, now) is View.PENDING:

@@ -19,9 +19,11 @@ from typing import Final, Protocol
 
 from controller.engine import leases, upkeep
 from controller.engine.discovery import finding, is_paused
+from controller.engine.index import Index, Slim
 from controller.engine.queue import Context
 from controller.model.edit import Edit
 from controller.model.errors import ControllerError
+from controller.model.mapping import Records
 from controller.model.records import Document, Run, RunState
 from controller.model.views import is_deferred
 
@@ -170,20 +172,23 @@ def until_next(context: Context, document: Document) -> float:
     return max(0.0, min(waits))
 
 
-def notify(waiters: Waiters, before: Document, after: Document, edit: Edit) -> None:
+def notify(
+    waiters: Waiters, before: Document, after: Document, edit: Edit, index: Callable[[], Index] | None = None
+) -> None:
     """Wake whoever waits for what *edit* of *before*, committed as *after*, has brought. Never waits."""
-    for queue, most in wakes(before, after, edit).items():
+    for queue, most in wakes(before, after, edit, index).items():
         waiters.wake(queue, most)
 
 
-def wakes(before: Document, after: Document, edit: Edit) -> Mapping[str, int]:
+def wakes(before: Document, after: Document, edit: Edit, index: Callable[[], Index] | None = None) -> Mapping[str, int]:
     """How many waiters of which queue *edit* of *before*, which made *after*, gives something to do.
 
     As many as runs that may be claimed now and could not before: those that were submitted, sent back or let in; in
     each queue one for each time that a concurrency key was given back for which runs wait there; and all that are
     pending in a queue that was resumed. Runs that merely fell due wake nobody here: no commit brought that.
 
-    Costs what the edit costs; only a run with a key and a resumed queue have every run looked at, once.
+    Costs what the edit costs. *index* gives that of *after*, for runs with a key: without it one is made, and as for a
+    resumed queue every run is looked at, once.
     """
     if not edit.events:
         return {}
@@ -195,33 +200,28 @@ def wakes(before: Document, after: Document, edit: Edit) -> Mapping[str, int]:
     keys = freed.keys() | {run.concurrency_key for run in fresh if run.concurrency_key}
     found = Counter(run.queue for run in fresh if not run.concurrency_key)
     if keys or resumed:
-        found.update(_with_keys(after, fresh, freed, keys, now))
+        if keys:
+            found.update(_with_keys(Index(after.runs, "") if index is None else index(), fresh, freed, keys, now))
         for queue in resumed:
-            found[queue] = sum(_is_pending(run, now) for run in after.runs.values() if run.queue == queue)
+            every = Records.of(after.runs).project(Slim)
+            found[queue] = sum(_is_pending(run, now) for _, run in every if run.queue == queue)
     return {queue: most for queue, most in sorted(found.items()) if most > 0 and not is_paused(after.queues.get(queue))}
 
 
-def _with_keys(
-    after: Document, fresh: Iterable[Run], freed: Counter[str], keys: set[str], now: int
-) -> Mapping[str, int]:
+def _with_keys(index: Index, fresh: Iterable[Run], freed: Counter[str], keys: set[str], now: int) -> Mapping[str, int]:
     """Of runs with one of *keys*: as many of each queue as are new, or as permits were given back, if more were; and no
     more than the key lets run.
     """
-    running: Counter[str] = Counter()
-    room: dict[tuple[str, str], int] = {}
-    for run in after.runs.values():
-        if run.concurrency_key not in keys:
-            continue
-        if run.state is RunState.RUNNING:
-            running[run.concurrency_key] += 1
-        elif _is_pending(run, now):
-            place = run.queue, run.concurrency_key
-            room[place] = max(room.get(place, 0), run.concurrency)
+    index.ripen(now)
     new = Counter((run.queue, run.concurrency_key) for run in fresh if run.concurrency_key)
     found: Counter[str] = Counter()
-    for (queue, key), most in room.items():
-        wanted = max(new[queue, key], freed[key])
-        found[queue] += max(0, min(wanted, most - running[key]))
+    for key in keys:
+        room: dict[str, int] = {}
+        for queue, most in index.waiting_for(key):
+            room[queue] = max(room.get(queue, 0), most)
+        for queue, most in room.items():
+            wanted = max(new[queue, key], freed[key])
+            found[queue] += max(0, min(wanted, most - index.running(key)))
     return found
 
 
@@ -234,7 +234,7 @@ def _is_new(run: Run, before: Run | None, now: int) -> bool:
     return before.state is not RunState.QUEUED or before.available_at is not None
 
 
-def _is_pending(run: Run, now: int) -> bool:
+def _is_pending(run: Run | Slim, now: int) -> bool:
     return run.state is RunState.QUEUED and not is_deferred(run, now)
 
 

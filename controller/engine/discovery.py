@@ -77,11 +77,12 @@ class Finder:
         self._draft = draft
         self._queue = queue
         self._early: list[Run] = []
-        waiting = index.waiting.get(queue, Waiting())
-        self._by_layer = _Walk(index, waiting.by_layer, self._freed())
-        self._by_wait = _Walk(index, waiting.by_wait, self._freed())
+        self._waiting = index.waiting.get(queue) or Waiting()
+        self._freed = tuple(self._given_back()) if draft.runs.changes else ()
+        self._by_layer = Walk(index, self._waiting.by_layer, self._freed)
+        self._by_wait: Walk | None = None
 
-    def _freed(self) -> Iterator[Permit]:
+    def _given_back(self) -> Iterator[Permit]:
         """What this very draft has given back: nobody stands in the line for it yet."""
         changes: Mapping[str, Run | None] = self._draft.runs.changes
         befores = (self._draft.document.runs.get(run_id) for run_id in changes)
@@ -92,12 +93,14 @@ class Finder:
     def next(self) -> Run | None:
         """The next run to claim, still queued in the draft; None: there is none. Each is handed out once."""
         if is_fair_turn(self._draft.queues.get(self._queue)):
+            if self._by_wait is None:
+                self._by_wait = Walk(self._index, self._waiting.by_wait, self._freed)
             found = self._first_of(self._by_wait)
             if found is not None:
                 return found
         return self._first_of(self._by_layer)
 
-    def _first_of(self, walk: _Walk) -> Run | None:
+    def _first_of(self, walk: Walk) -> Run | None:
         checked = 0
         while checked < FINALISTS and (run_id := walk.pop()) is not None:
             run = self._draft.runs.get(run_id)
@@ -131,15 +134,16 @@ class Finder:
 
     def put_back(self) -> None:
         self._by_layer.put_back()
-        self._by_wait.put_back()
+        if self._by_wait is not None:
+            self._by_wait.put_back()
         for run in self._early:
             self._index.unripe(run)
 
 
-class _Walk:
+class Walk:
     """One pass along a line. What it takes out is put back at the end."""
 
-    def __init__(self, index: Index, line: Line, freed: Iterator[Permit]) -> None:
+    def __init__(self, index: Index, line: Line, freed: Iterable[Permit]) -> None:
         self._index = index
         self._line = line
         self._taken: list[tuple[list[Entry], Entry]] = []

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from controller.engine.index import Index
 from controller.engine.lifecycle import waits_for
 from controller.model.health import retry_at
 from controller.model.policy import Policy
-from controller.model.records import Document, RunState, WorkerState
+from controller.model.records import Document, WorkerState
 
 
 def changed_slots(before: Document, after: Document) -> frozenset[int] | None:
@@ -35,9 +36,15 @@ def _differs(before: Struct | None, after: Struct | None) -> bool:
     return before is not after and before != after
 
 
-def next_due(document: Document, policy: Policy, now: int) -> int | None:
-    """When, in UTC ms after *now*, something falls due that no event will tell; None: nothing waits for a time."""
-    times = [run.available_at for run in document.runs.values() if run.available_at and run.state is RunState.QUEUED]
+def next_due(document: Document, policy: Policy, now: int, index: Index | None = None) -> int | None:
+    """When, in UTC ms after *now*, something falls due that no event will tell; None: nothing waits for a time.
+
+    *index*, if given, is that of *document*: without it one is made, which looks at every run.
+    """
+    index = index or Index(document.runs, "")
+    index.ripen(now)
+    run_due = index.next_due()
+    times = [] if run_due is None else [run_due]
     times += [slot.not_before for slot in document.slots.values() if slot.not_before]
     times += [entry.not_before for entry in document.pending_actions.values() if entry.not_before]
     for worker in document.workers.values():

@@ -3,30 +3,46 @@
 Not promised: that a candidate may be claimed. The clock moves on, and a draft has changes of its own: `discovery`
 checks each candidate exactly before it is claimed.
 
-An index is built once per load and kept by edits. Entries are dropped when they surface, not when they stop being true:
-an entry counts only while its serial is that of its run's place.
+An index is built once and kept by what changes, whoever changed it. Entries are dropped when they surface, not when
+they stop being true: an entry counts only while its serial is that of its run's place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from heapq import heapify, heappop, heappush
-from threading import local
+from collections.abc import Callable, Container, Iterator, Mapping
+from heapq import heapify, heappop, heappush, merge
 from typing import Final, NamedTuple
 
-from controller.model.edit import Edit
+from controller.engine.ended import Ended
+from controller.model.mapping import Records
 from controller.model.reason import Reason
-from controller.model.records import TERMINAL, Document, Lease, Priority, Run, RunState
-from controller.model.views import waits_since
+from controller.model.records import TERMINAL, Lease, Priority, Run, RunState
+from controller.model.views import Outline, waits_since
 
 LAYERS: Final[Mapping[Priority, int]] = {layer: rank for rank, layer in enumerate(Priority)}
 
 _SLACK: Final = 64
+_SELDOM: Final = 256
+"""After so many edits it is looked whether heaps hold too much that no longer counts."""
 
 Entry = tuple[int, int, str, int]
 """What it is ordered by, then sequence and id, so that the order is total; and the serial of its run's place."""
 Permit = tuple[str, int]
 """A concurrency key and how many of it may run: runs that wait for the same thing."""
+
+
+class Slim(Outline, frozen=True, kw_only=True):
+    """As much of a run as its place needs: what an index is built of without decoding the rest."""
+
+    id: str
+    queue: str
+    sequence: int
+    priority: Priority = Priority.NORMAL
+    defer_reason: Reason | None = None
+    lease: Lease | None = None
+    finished_at: int | None = None
+    concurrency_key: str = ""
+    concurrency: int = 0
 
 
 def order(run: Run) -> tuple[int, int, str]:
@@ -94,16 +110,15 @@ class Waiting:
 
 
 class Index:
-    """Made by `Indexes.of`. Leases that another boot than *boot_id*, or another *epoch*, granted are over."""
+    """Made by `indexes.Indexes`. Leases that another boot than *boot_id*, or another *epoch*, granted are over."""
 
     def __init__(self, runs: Mapping[str, Run], boot_id: str, epoch: str = "") -> None:
         self.runs = runs
         self.waiting: dict[str, Waiting] = {}
-        self.ripe: dict[str, None] = {}
-        """Runs that are due and were not promoted yet, in the order in which they fell due."""
-        self.ended: dict[str, int] = {}
-        """How many runs of each queue ended and are still there."""
-        self._ended: dict[str, list[Entry]] = {}
+        self.ended = Ended()
+        """Runs that ended and are still there."""
+        self._ripe: dict[str, dict[str, int]] = {}
+        """Runs of each queue that are due and were not promoted yet, with a number that says which fell due first."""
         self.granter = (boot_id, epoch)
         self._places: dict[str, _Place] = {}
         self._serial = 0
@@ -113,7 +128,10 @@ class Index:
         self._ahead: list[Entry] = []
         self._leases: list[Entry] = []
         self._early: list[Entry] = []
-        self._place_all(runs)
+        keys = {self._put(run) for _, run in Records.of(runs).project(Slim)}
+        for key in sorted(keys - {""}):
+            self._settle_key(key)
+        self._follows = 0
 
     # Asking
 
@@ -156,9 +174,20 @@ class Index:
             heappush(heap, entry)
         return tuple(entry[2] for entry in taken)
 
-    def oldest_ended(self, queue: str, limit: int) -> tuple[str, ...]:
-        """Runs of the queue that ended, the earliest end first."""
-        return self._head(self._ended.get(queue, []), limit, lambda _: True)
+    def ripe(self, without: Container[str] = ()) -> Iterator[str]:
+        """Runs that are due and were not promoted yet, as `ripen` left them, in the order in which they fell due; those
+        of queues in *without* left out.
+        """
+        each = [_numbered(ripe) for queue, ripe in self._ripe.items() if queue not in without]
+        return (run_id for _, run_id in merge(*each))
+
+    def waiting_for(self, key: str) -> Iterator[tuple[str, int]]:
+        """The queues in which runs wait for *key*, and how many of it each of those lets run."""
+        return iter(self._waits.get(key, ()))
+
+    def running(self, key: str) -> int:
+        """How many runs of *key* are running."""
+        return len(self._running.get(key, ()))
 
     def next_deadline(self) -> int | None:
         """The next lease deadline, in ms on the monotonic clock."""
@@ -181,9 +210,11 @@ class Index:
 
     def _fall_due(self, entry: Entry) -> None:
         run = self.runs[entry[2]]
-        if run.id in self.ripe:
+        ripe = self._ripe.setdefault(run.queue, {})
+        if run.id in ripe:
             return
-        self.ripe[run.id] = None
+        self._serial += 1
+        ripe[run.id] = self._serial
         self._line_up(run, self._places[run.id])
         permit = self._places[run.id].permit
         if permit is not None:
@@ -197,13 +228,15 @@ class Index:
         """Take over an edit's *changes* (None: removed), which made *runs*."""
         keys = set()
         for run_id, run in changes.items():
-            keys |= self._remove(run_id)
+            keys.add(self._remove(run_id))
             if run is not None:
-                keys |= self._put(run)
+                keys.add(self._put(run))
         self.runs = runs
-        for key in sorted(keys):
+        for key in sorted(keys - {""}):
             self._settle_key(key)
-        self._compact()
+        self._follows += 1
+        if self._follows % _SELDOM == 0:
+            self._compact()
 
     def _compact(self) -> None:
         """Drop what no longer counts from heaps where that is the most: what lies below a first one that stays never
@@ -211,31 +244,29 @@ class Index:
         """
         most = 2 * len(self._places) + _SLACK
         lines = [line.heap for waiting in self.waiting.values() for line in (waiting.by_layer, waiting.by_wait)]
-        for heap in (self._leases, self._early, self._due, self._ahead, *self._ended.values(), *lines):
+        for heap in (self._leases, self._early, self._due, self._ahead, *lines):
             if len(heap) > most:
                 heap[:] = filter(self.counts, heap)
                 heapify(heap)
 
-    def _place_all(self, runs: Mapping[str, Run]) -> None:
-        keys: set[str] = set()
-        for run in runs.values():
-            keys |= self._put(run)
-        for key in sorted(keys):
-            self._settle_key(key)
-
-    def _remove(self, run_id: str) -> set[str]:
+    def _remove(self, run_id: str) -> str:
+        """Forget its place. The concurrency key that this may have freed, or ""."""
         place = self._places.pop(run_id, None)
-        self.ripe.pop(run_id, None)
-        if place is not None and place.state in TERMINAL:
-            self.ended[place.queue] -= 1
-        if place is None or place.permit is None:
-            return set()
+        if place is None:
+            return ""
+        if place.queue in self._ripe:
+            self._ripe[place.queue].pop(run_id, None)
+        if place.state in TERMINAL:
+            self.ended.remove(run_id)
+        if place.permit is None:
+            return ""
         key = place.permit[0]
         if place.state is RunState.RUNNING:
             self._running[key].discard(run_id)
-        return {key}
+        return key
 
-    def _put(self, run: Run) -> set[str]:
+    def _put(self, run: Run | Slim) -> str:
+        """Give it a place. The concurrency key that it has, or ""."""
         self._serial += 1
         permit = (run.concurrency_key, run.concurrency) if run.concurrency_key else None
         place = self._places[run.id] = _Place(self._serial, run.queue, permit, run.state)
@@ -245,31 +276,32 @@ class Index:
             if run.lease is not None:
                 self._keep_lease(run, run.lease)
         elif run.state in TERMINAL:
-            self.ended[run.queue] = self.ended.get(run.queue, 0) + 1
-            heappush(self._ended.setdefault(run.queue, []), self._entry(run.finished_at or run.created_at, run))
+            self.ended.put(run.id, run.queue, run.finished_at or run.created_at, run.sequence)
         elif run.available_at is None or run.defer_reason is Reason.CONCURRENCY:
             self._line_up(run, place)
         else:
             heappush(self._due, self._entry(run.available_at, run))
             if run.longest_ms is not None:
                 heappush(self._ahead, self._entry(run.longest_ms - run.available_at, run))
-        return set() if permit is None else {permit[0]}
+        return run.concurrency_key
 
-    def _keep_lease(self, run: Run, lease: Lease) -> None:
+    def _keep_lease(self, run: Run | Slim, lease: Lease) -> None:
         foreign = (lease.boot_id, lease.epoch) != self.granter
         heappush(self._leases, self._entry(-1 if foreign else lease.deadline_ms, run))
         if not foreign:
             heappush(self._early, self._entry(lease.granted_ms - lease.deadline_ms, run))
 
-    def _line_up(self, run: Run, place: _Place) -> None:
-        waiting = self.waiting.setdefault(run.queue, Waiting())
+    def _line_up(self, run: Run | Slim, place: _Place) -> None:
+        waiting = self.waiting.get(run.queue)
+        if waiting is None:
+            waiting = self.waiting[run.queue] = Waiting()
         waiting.by_layer.add(self._entry(LAYERS[run.priority], run), place.permit)
         if run.priority is not Priority.FORCED:
             waiting.by_wait.add(self._entry(waits_since(run), run), place.permit)
         if place.permit is not None:
             self._waits.setdefault(place.permit[0], set()).add((run.queue, place.permit[1]))
 
-    def _entry(self, rank: int, run: Run) -> Entry:
+    def _entry(self, rank: int, run: Run | Slim) -> Entry:
         return rank, run.sequence, run.id, self._places[run.id].serial
 
     def _settle_key(self, key: str) -> None:
@@ -284,31 +316,5 @@ class Index:
             self._running.pop(key, None)
 
 
-class Indexes(local):
-    """The index of the document that one thread works with: each has its own, so that none sees another's half-way."""
-
-    def __init__(self) -> None:
-        self._latest: Index | None = None
-
-    def of(self, document: Document, boot_id: str) -> Index:
-        """The index of *document*; what it has in common with the last one is kept."""
-        known, runs = self._latest, document.runs
-        if known is not None and known.granter == (boot_id, document.epoch):
-            if known.runs is runs:
-                return known
-            changes: dict[str, Run | None] = {key: run for key, run in runs.items() if known.runs.get(key) is not run}
-            if len(changes) <= len(runs) // 2:
-                changes |= {key: None for key in known.runs if key not in runs}
-                known.follow(changes, runs)
-                return known
-        self._latest = Index(runs, boot_id, document.epoch)
-        return self._latest
-
-    def known(self, document: Document) -> Index | None:
-        """The index of *document*, if there is one already."""
-        return self._latest if self._latest is not None and self._latest.runs is document.runs else None
-
-    def follow(self, before: Document, edit: Edit, after: Document) -> None:
-        """*edit* of *before* was committed as *after*."""
-        if self._latest is not None and self._latest.runs is before.runs:
-            self._latest.follow(edit.runs, after.runs)
+def _numbered(ripe: Mapping[str, int]) -> Iterator[tuple[int, str]]:
+    return ((number, run_id) for run_id, number in ripe.items())

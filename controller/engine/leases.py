@@ -174,35 +174,36 @@ def complete(
     check_bytes(result, "result")
     with context.store.hold(context.lock_timeout) as hold:
         loaded = hold.load()
-        if claim_next and (known := _repeated(context, loaded.document, run_id, token)) is not None:
-            return known
         draft = context.draft(loaded.document)
+        if claim_next and (known := repeated(context, draft, run_id, token)) is not None:
+            return known
         run = held(draft, run_id, token)
         lease = run.lease if run is not None else None
-        _end(context, draft, run_id, token, result)
+        end(context, draft, run_id, token, result)
         if claim_next and run is not None and lease is not None and run.queue not in context.rules.queues:
             again = granted(context, loaded.document, lease.owner, lease.granted_ms)
             for taken in take(context, draft, run.queue, again, 1):
-                _hand_over(draft, run_id, taken)
+                hand_over(draft, run_id, taken)
         after = context.commit(hold, loaded, draft)
     ended = after.runs.get(run_id) or after.finished[run_id]
     return Completed(ended, None if ended.next is None else after.runs.get(ended.next.run))
 
 
-def _repeated(context: Context, document: Document, run_id: str, token: int) -> Completed | None:
+def repeated(context: Context, draft: Draft, run_id: str, token: int) -> Completed | None:
     """The answer to a report that was made before, while the run that was handed over with it is still its holder's."""
-    ended = document.runs.get(run_id) or document.finished.get(run_id)
+    ended = draft.runs.get(run_id) or draft.finished.get(run_id)
     if ended is None or ended.next is None or ended.state is RunState.RUNNING:
         return None
     if token != (ended.attempts if isinstance(ended, Run) else ended.token):
         return None
-    following = document.runs.get(ended.next.run)
+    following = draft.runs.get(ended.next.run)
     if following is None or following.attempts != ended.next.token or following.lease is None:
         return None
-    return None if is_over(following.lease, context, document) else Completed(ended, following, repeated=True)
+    return None if is_over(following.lease, context, draft.document) else Completed(ended, following, repeated=True)
 
 
-def _hand_over(draft: Draft, run_id: str, following: str) -> None:
+def hand_over(draft: Draft, run_id: str, following: str) -> None:
+    """Note on a run that has ended in *draft* which one its holder got with that."""
     taken = draft.runs.get(following)
     if taken is None:
         return
@@ -232,7 +233,8 @@ def held(draft: Draft, run_id: str, token: int) -> Run | None:
     return run
 
 
-def _end(context: Context, draft: Draft, run_id: str, token: int, result: Raw | UnsetType) -> None:
+def end(context: Context, draft: Draft, run_id: str, token: int, result: Raw | UnsetType) -> None:
+    """As `complete`, in a draft; a refusal may leave it half done."""
     given = Given(token=token)
     run = draft.runs.get(run_id)
     if run is not None and _is_of(run, token):

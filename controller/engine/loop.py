@@ -30,6 +30,7 @@ from controller.engine.gather import Gather, Waiting
 from controller.engine.pending import Sent, unforeseen
 from controller.engine.reconcile import SHORTEST_WAIT, Reconciler, turns
 from controller.engine.report import Report
+from controller.engine.threads import begun
 from controller.engine.upkeep import tidy
 from controller.model.errors import (
     Busy,
@@ -204,7 +205,7 @@ class Loop:
             self._looking = True
             self._look_at = now + self._pause
             self._pause = min(2 * self._pause, self.interval)
-            asked = self._looker.submit(self.reconciler.look)
+            asked = begun(self._looker, self.reconciler.look)
             asked.add_done_callback(lambda future: self._inbox.put(partial(self._looked, future)))
 
     def _is_due(self, document: Document) -> bool:
@@ -234,7 +235,8 @@ class Loop:
         if plan.wants_look:
             self._look_at = 0.0
         self._planned = document
-        self._due_at = next_due(document, self.reconciler.ground.policy, began)
+        index = self.reconciler.sender.context.index(document)
+        self._due_at = next_due(document, self.reconciler.ground.policy, began, index)
         # An end that came before the answer to its execute is folded once that is applied.
         waits = document.pending_actions
         self._ends = {key: end for key, end in self._ends.items() if end.slot in waits}
@@ -267,9 +269,8 @@ class Loop:
         for (slot, key, parked), (turn, following) in zip(sends, turns(len(sends)), strict=True):
             # The answer before it is applied by now, but its sender may not have let go of the slot lock yet.
             before = [flight for flight, flown in self._flying.items() if flown == slot]
-            flight = self._senders.submit(
-                self._fly, before, partial(self.reconciler.in_turn, slot, key, parked, turn, following)
-            )
+            send = partial(self.reconciler.in_turn, slot, key, parked, turn, following)
+            flight = begun(self._senders, partial(self._fly, before, send), then=following.set)
             self._flying[flight] = slot
             flight.add_done_callback(lambda landed: self._inbox.put(partial(self._landed, landed)))
 

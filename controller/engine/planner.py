@@ -8,6 +8,7 @@ Compute and data are removed only with a look in hand that speaks of their slot.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from controller.engine import disowned, fold
 from controller.engine.capacity import Headcount
 from controller.engine.demand import Demand
 from controller.engine.discovery import count_claim
+from controller.engine.index import Index
 from controller.engine.lifecycle import cools_until, holds, idled_long, is_worn, kept_for, let_go
 from controller.engine.looks import Observed, observe
 from controller.engine.pending import park
@@ -87,12 +89,14 @@ def plan(
     ends: Sequence[Pushed] = (),
     changed: frozenset[int] | None = None,
     retained: frozenset[int] = frozenset(),
+    index: Index | None = None,
 ) -> Plan:
     """The next plan. Without a look, or with an incomplete one, nothing is concluded from absence, and what the last
     look *retained* stays so.
 
     *ends* are told by workers themselves and folded by their keys first. *changed*: nothing new is known of the runs
-    that any other slot holds, so they are left out; None: every slot is planned for.
+    that any other slot holds, so they are left out; None: every slot is planned for. *index*, if given, is that of
+    *document*: without it one is made, which looks at every run.
     """
     draft = Draft(document, now=now, command=command)
     for end in ends:
@@ -106,8 +110,11 @@ def plan(
         observed = replace(observed, retained=observed.retained | silent)
     if look is not None:  # something is there, and nobody knows what: it is not for a new worker to find out
         observed = replace(observed, retained=observed.retained.union(look.inventory.unreadable))
-    turn = _Turn(draft, ground, look, observed)
-    parks = tuple(_parks(turn, changed))
+    closed = draft.draining or ground.only is not None
+    demand = Demand(draft, ground.policy, index or Index(document.runs, ""), closed=closed)
+    with closing(demand):
+        turn = _Turn(draft, ground, look, observed, demand)
+        parks = tuple(_parks(turn, changed))
     if parks:
         _remember(draft, ground)
     return Plan(draft.edit(), parks, observed.retained, turn.wants_look)
@@ -116,12 +123,12 @@ def plan(
 class _Turn:
     """One plan in the making."""
 
-    def __init__(self, draft: Draft, ground: Ground, look: Look | None, observed: Observed) -> None:
+    def __init__(self, draft: Draft, ground: Ground, look: Look | None, observed: Observed, demand: Demand) -> None:
         self.draft = draft
         self.ground = ground
         self.look = look
         self.observed = observed
-        self.demand = Demand(draft, ground.policy, closed=draft.draining or ground.only is not None)
+        self.demand = demand
         self.heads = Headcount(draft, ground.policy, self.is_closed)
         self.wants_look = False
         self._taken: frozenset[str] | None = None
@@ -212,6 +219,9 @@ def _parks(turn: _Turn, changed: frozenset[int] | None) -> Iterator[Parked]:
                 yield turn.parked(parked)
     if draft.draining or turn.ground.only is not None:
         return
+    empty = [number for number in range(1, turn.ground.policy.slots + 1) if number not in draft.workers]
+    if not empty:
+        return
     creating = [w for n, w in draft.workers.items() if w.state is WorkerState.CREATING and _hopeful(draft, n)]
     made_for = {worker.reserved for worker in creating}
     coming = sum(worker.run is None for worker in creating)
@@ -219,11 +229,11 @@ def _parks(turn: _Turn, changed: frozenset[int] | None) -> Iterator[Parked]:
     served_elsewhere = [run for run in in_order if run in made_for]
     unserved = [run for run in in_order if run not in made_for]
     spare = max(0, coming - len(served_elsewhere))
-    for number in range(1, turn.ground.policy.slots + 1):
+    for number in empty:
         needed = len(unserved) > spare
         if turn.heads.room == 0 or not (needed or turn.heads.lacking):
             return
-        if number not in draft.workers and not turn.is_closed(number) and turn.may_plan(number):
+        if not turn.is_closed(number) and turn.may_plan(number):
             yield turn.parked(_create(turn, number, unserved.pop(0) if needed else None))
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from controller.clock import Clock
-from controller.engine.index import Index, Indexes
+from controller.engine.index import Index
+from controller.engine.indexes import Indexes
 from controller.engine.retention import prune
 from controller.engine.submission import Submission, Submitted, add_run, check, is_known, slots_naming, way_out
 from controller.model.edit import Draft, Edit
@@ -64,14 +65,15 @@ class Context(Struct, frozen=True):
 
         *forget*: with what is due to be forgotten.
         """
-        if draft.edit().empty:
-            return loaded.document
+        before, indexes = loaded.document, self.indexes
+        if draft.empty:
+            return before
         if forget and self.policy is not None:
-            prune(draft, self.policy, self.indexes.known(loaded.document))
+            prune(draft, self.policy, indexes.known(before), indexes.stones(before), indexes.named)
         edit = draft.edit()
         after = hold.commit(loaded, edit)
-        self.indexes.follow(loaded.document, edit, after)
-        self.wake(loaded.document, edit, after)
+        indexes.follow(before, edit, after)
+        self.wake(before, edit, after)
         return after
 
     def wake(self, before: Document, edit: Edit, after: Document) -> None:
@@ -79,7 +81,7 @@ class Context(Struct, frozen=True):
         if self.waiters is not None and self.waiters.anybody():
             from controller.engine.claiming import notify
 
-            notify(self.waiters, before, after, edit)
+            notify(self.waiters, before, after, edit, lambda: self.index(after))
 
 
 def submit(context: Context, submissions: Sequence[Submission]) -> tuple[Submitted, ...]:
@@ -100,9 +102,10 @@ def submit(context: Context, submissions: Sequence[Submission]) -> tuple[Submitt
 
 def _add(context: Context, draft: Draft, submission: Submission) -> Submitted:
     token = 0
-    if submission.id is not None and draft.document.counters.pruned and not is_known(draft, submission.id):
+    forgets = draft.document.counters.pruned or draft.document.epoch  # a restore goes back over runs, too
+    if submission.id is not None and forgets and not is_known(draft, submission.id):
         token = max((event.token or 0 for event in context.store.history(f"run:{submission.id}")), default=0)
-    return add_run(draft, submission, context.rules, token=token)
+    return add_run(draft, submission, context.rules, token=token, known_contents=context.indexes.contents)
 
 
 def find(document: Document, run_id: str) -> Run | Tombstone:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 
 from msgspec.structs import replace
 
@@ -21,6 +21,7 @@ from controller.engine.outcomes import MAX_RETRY_AFTER_MS
 from controller.engine.pending import Sender, Sent, unforeseen
 from controller.engine.planner import Ground, Plan, plan
 from controller.engine.report import Report
+from controller.engine.threads import begun
 from controller.engine.upkeep import tidy
 from controller.model.action import action_of
 from controller.model.edit import foreseen, joined
@@ -304,9 +305,11 @@ class Reconciler:
                     ends=ends,
                     changed=changed,
                     retained=self.retained,
+                    index=context.index(document),
                 )
                 if parts or not planned.edit.empty:
-                    document = hold.commit(loaded, planned.edit, parts=parts)
+                    planned_on, document = document, hold.commit(loaded, planned.edit, parts=parts)
+                    context.indexes.follow(planned_on, planned.edit, document)
                     whole = reduce(joined, (*(part.edit for part in parts), planned.edit))
                     context.wake(loaded.document, whole, document)
             told = applied
@@ -359,7 +362,8 @@ class Reconciler:
         with ThreadPoolExecutor(self.parallelism, thread_name_prefix="slot") as pool:
             running: dict[Future[Sent | None], int] = {}
             for (slot, key, parked), (turn, following) in zip(sends, turns(len(sends)), strict=True):
-                running[pool.submit(self.in_turn, slot, key, parked, turn, following)] = slot
+                send = partial(self.in_turn, slot, key, parked, turn, following)
+                running[begun(pool, send, then=following.set)] = slot
             while running:
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:

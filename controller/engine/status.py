@@ -26,12 +26,11 @@ from controller.model.records import (
     PendingAction,
     Proven,
     Resource,
-    Run,
     RunState,
     Trouble,
     WorkerState,
 )
-from controller.model.views import View, view_of, waits_since
+from controller.model.views import View, tally
 from controller.provider.process import call_liveness, liveness
 from controller.store.protocol import SlotNote, Snapshot, Store
 
@@ -143,7 +142,8 @@ class OpenBreaker(Struct, frozen=True):
 class Integrity(Struct, frozen=True):
     """`digest`: ok, edited, none (a legacy document carries none). `sentinel`: ok, legacy, missing.
 
-    `history`: ok, behind (its last commit is appended by the next), ahead, missing.
+    `history`: ok, ahead (an older document was put back), forked (the journal's last line does not follow). Only of a
+    legacy document: behind (its migration adds the last commit), missing. Of an edited one: behind, its revision was.
     """
 
     digest: str
@@ -196,11 +196,10 @@ def build(
 ) -> Status:
     """The status of *snapshot*. *slots* and *policy* are what is configured; *flights* come from `flights_of`."""
     document = snapshot.document
-    states = Counter(run.state for run in document.runs.values())
+    runs = tally(document.runs, now)
+    states = Counter(runs.states)
     states.update(stone.state for stone in document.finished.values())
-    views = Counter(view_of(run, now) for run in document.runs.values())
     workers = Counter(worker.state for worker in document.workers.values())
-    waiting = _oldest(document.runs.values(), now)
     return Status(
         fleet=document.fleet,
         lineage=document.lineage,
@@ -209,7 +208,7 @@ def build(
         document_schema=document.schema,
         draining=document.draining,
         slots=slots,
-        runs={view.value: views[view] for view in View},
+        runs={view.value: runs.views[view] for view in View},
         runs_by_state={state.value: states[state] for state in RunState},
         workers={state.value: workers[state] for state in WorkerState},
         pending_mutations=tuple(
@@ -217,8 +216,8 @@ def build(
             for slot, entry in sorted(document.pending_actions.items())
         ),
         disowned=len(document.disowned),
-        oldest_waiting_at=waiting,
-        oldest_waiting_ms=None if waiting is None else max(now - waiting, 0),
+        oldest_waiting_at=runs.oldest_at,
+        oldest_waiting_ms=None if runs.oldest_at is None else max(now - runs.oldest_at, 0),
         troubles=document.troubles,
         refusals=tuple(refusals),
         integrity=integrity_of(snapshot),
@@ -297,10 +296,12 @@ def _breakers(document: Document, breaker: Breaker, now: int) -> Iterator[OpenBr
 
 
 def integrity_of(snapshot: Snapshot) -> Integrity:
-    """What can be told of a snapshot alone. History may lack the last commit: the next hold appends that one."""
+    """What can be told of a snapshot alone."""
     document, known = snapshot.document, snapshot.history_revision
-    if known is None:
-        # Before the first append there is none yet; later its absence is a loss.
+    if snapshot.fork is not None:
+        history = "forked"
+    elif known is None:
+        # Before the first append there was none yet; later its absence is a loss.
         history = "behind" if document.revision <= 1 else "missing"
     elif known > document.revision:
         history = "ahead"
@@ -361,8 +362,3 @@ def pending_mutation(
         flight=flight,
         key_expired=is_expired(document, entry, now),
     )
-
-
-def _oldest(runs: Iterable[Run], now: int) -> int | None:
-    """Since when the run that waited longest could have started."""
-    return min((waits_since(run) for run in runs if view_of(run, now) is View.PENDING), default=None)

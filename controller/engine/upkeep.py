@@ -7,16 +7,19 @@ do it; a plain claim serves what is due as it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from controller.engine.index import Slim
 from controller.engine.leases import check_queue
 from controller.engine.queue import Context, is_over, live, lost
 from controller.engine.retention import prune
 from controller.model.edit import Draft
 from controller.model.errors import NotFound, UsageFault
+from controller.model.mapping import Records
 from controller.model.perform import Given, move_run
 from controller.model.records import Document, Queue, Run, RunState
 from controller.model.transition import Trigger
@@ -85,16 +88,19 @@ def promote(context: Context, runs: Sequence[str] = (), *, limit: int = AT_ONCE)
         loaded = hold.load()
         draft = context.draft(loaded.document)
         wanted = [live(loaded.document, each, "promoted").id for each in dict.fromkeys(runs)]
-        let = let_in(draft, wanted) if wanted else let_in(draft, ripe(context, loaded.document, draft.now, limit))
+        let = let_in(draft, wanted or ripe(context, loaded.document, draft.now, limit))
         after = context.commit(hold, loaded, draft)
     return tuple(after.runs[run_id] for run_id in let)
 
 
-def ripe(context: Context, document: Document, now: int, limit: int) -> list[str]:
-    """Runs that are due and still said to be waiting for that, in the order in which they fell due."""
+def ripe(context: Context, document: Document, now: int, limit: int, *, without: Container[str] = ()) -> list[str]:
+    """Runs that are due and still said to be waiting for that, in the order in which they fell due; those of queues in
+    *without* left out.
+    """
     index = context.index(document)
     index.ripen(now)
-    return [run_id for run_id in index.ripe if not is_deferred(document.runs[run_id], now)][:limit]
+    due = (run_id for run_id in index.ripe(without) if not is_deferred(document.runs[run_id], now))
+    return list(islice(due, limit))
 
 
 def let_in(draft: Draft, runs: Sequence[str]) -> list[str]:
@@ -114,7 +120,7 @@ def tidied(context: Context, hold: Hold, loaded: Loaded) -> Loaded:
     take_back(context, draft, AT_ONCE)
     let_in(draft, _ripe_elsewhere(context, loaded.document, draft.now, AT_ONCE))
     _forget(context, draft)
-    if draft.edit().empty:
+    if draft.empty:
         return loaded
     context.commit(hold, loaded, draft, forget=False)
     return hold.load()
@@ -137,19 +143,19 @@ def needs_tidying(context: Context, document: Document) -> bool:
         return True
     draft = context.draft(document)
     _forget(context, draft)
-    return not draft.edit().empty
+    return not draft.empty
 
 
 def _forget(context: Context, draft: Draft) -> None:
     """What a fleet that only reconciles has to forget: no submit or claim comes by to do it."""
     if context.policy is not None:
-        prune(draft, context.policy, context.index(draft.document))
+        document, indexes = draft.document, context.indexes
+        prune(draft, context.policy, context.index(document), indexes.stones(document), indexes.named)
 
 
 def _ripe_elsewhere(context: Context, document: Document, now: int, limit: int) -> list[str]:
     """As `ripe`, without the fleet's own: it takes what is due as it is, and a commit to say so would tell nobody."""
-    due = ripe(context, document, now, len(document.runs))
-    return [run_id for run_id in due if document.runs[run_id].queue not in context.rules.queues][:limit]
+    return ripe(context, document, now, limit, without=context.rules.queues)
 
 
 def set_paused(context: Context, queue: str, on: bool) -> bool:
@@ -175,8 +181,9 @@ def set_paused(context: Context, queue: str, on: bool) -> bool:
 def _is_known(context: Context, document: Document, queue: str) -> bool:
     if queue in document.queues or queue in context.rules.by_queue or queue in context.rules.queues:
         return True
-    ended = any(stone.queue == queue for stone in document.finished.values())
-    return ended or any(run.queue == queue for run in document.runs.values())
+    if queue in context.indexes.stones(document).ended.counts:
+        return True
+    return any(run.queue == queue for _, run in Records.of(document.runs).project(Slim))
 
 
 def _check_limit(limit: int) -> None:

@@ -11,7 +11,7 @@ worker. A caller that moves a run and its worker must move the run first: a work
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import assert_never
+from typing import Any, assert_never
 
 from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
@@ -70,9 +70,10 @@ def move_run(draft: Draft, run_id: str, trigger: Trigger, given: Given) -> Moved
     scene.run = run
     for effect in moved.effects:
         _perform(effect, scene)
-    after = replace(scene.run, state=moved.to)
-    if run.lease is not None and after.lease is None and given.token is not None:
-        after = replace(after, reported=guards.reason or scene.reason or Reason.COMPLETED)
+    scene.change(state=moved.to)
+    if scene.revoked and run.lease is not None and given.token is not None:
+        scene.change(reported=guards.reason or scene.reason or Reason.COMPLETED)
+    after = scene.run
     if scene.retired:
         draft.runs.remove(run_id)
         draft.finished.put(run_id, _tombstone(run, after, given))
@@ -229,13 +230,16 @@ def skip_unreachable(draft: Draft, run_id: str) -> tuple[str, ...]:
 
 
 class _Scene:
-    """What one transition works on. Only its own machine's record is set: an effect of another machine is a bug."""
+    """What one transition works on. Only its own machine's record is set: an effect of another machine is a bug.
 
-    run: Run
+    Changes of the run are collected until somebody looks at it: a new record for each effect is what takes the time.
+    """
+
     step: Step
     worker: Worker
     slot: int
     facts: WorkerGiven
+    _run: Run
 
     def __init__(self, draft: Draft, given: Given, to: RunState | StepState | WorkerState | None) -> None:
         self.draft = draft
@@ -243,6 +247,22 @@ class _Scene:
         self.to = to
         self.reason: Reason | None = None
         self.retired = False
+        self.revoked = False
+        self._changes: dict[str, Any] = {}
+
+    @property
+    def run(self) -> Run:
+        if self._changes:
+            self._run = replace(self._run, **self._changes)
+            self._changes = {}
+        return self._run
+
+    @run.setter
+    def run(self, run: Run) -> None:
+        self._run, self._changes = run, {}
+
+    def change(self, **fields: Any) -> None:
+        self._changes |= fields
 
 
 def _perform(effect: t.AnyEffect, scene: _Scene) -> None:
@@ -251,8 +271,7 @@ def _perform(effect: t.AnyEffect, scene: _Scene) -> None:
         case t.KillProcessGroup():
             pass  # the caller's: see the top of this file
         case t.MintToken():
-            scene.run = replace(
-                scene.run,
+            scene.change(
                 attempts=scene.run.attempts + 1,
                 deferrals=0,
                 started_at=max(draft.now, scene.run.created_at),
@@ -263,30 +282,31 @@ def _perform(effect: t.AnyEffect, scene: _Scene) -> None:
                 next=None,
             )
         case t.TakeLease():
-            scene.run = replace(scene.run, worker=given.worker, lease=given.lease)
+            scene.change(worker=given.worker, lease=given.lease)
         case t.RevokeLease():
-            scene.run = replace(scene.run, worker=None, lease=None)
+            scene.change(worker=None, lease=None)
+            scene.revoked = True
         case t.Defer(reason):
             wait = max(0, given.delay_ms or 0)
             deferred = {"available_at": draft.now + wait, "longest_ms": given.longest_ms if wait else 0}
             # One that waits for its key goes on waiting for a holder; whoever comes back, or is put off, begins anew.
             since = waits_since(scene.run) if scene.run.state is RunState.QUEUED and not wait else None
-            scene.run = replace(scene.run, **deferred, defer_reason=reason, waiting_since=since)
+            scene.change(**deferred, defer_reason=reason, waiting_since=since)
             scene.reason = reason
         case t.CountDeferral():
-            scene.run = replace(scene.run, deferrals=scene.run.deferrals + 1)
+            scene.change(deferrals=scene.run.deferrals + 1)
         case t.ClearDefer():
             since = min(draft.now, waits_since(scene.run)) if scene.to is RunState.QUEUED else None
             cleared = {"available_at": None, "longest_ms": None, "defer_reason": None}
-            scene.run = replace(scene.run, **cleared, waiting_since=since)
+            scene.change(**cleared, waiting_since=since)
         case t.CountFailure():
-            scene.run = replace(scene.run, failures=scene.run.failures + 1)
+            scene.change(failures=scene.run.failures + 1)
         case t.CountCrash():
-            scene.run = replace(scene.run, crashes=scene.run.crashes + 1)
+            scene.change(crashes=scene.run.crashes + 1)
         case t.NoteError():
-            scene.run = replace(scene.run, last_error=scene.run.last_error if given.error is None else given.error)
+            scene.change(last_error=scene.run.last_error if given.error is None else given.error)
         case t.RenewSteps():
-            scene.run = replace(scene.run, steps=tuple(_renewed(step) for step in scene.run.steps))
+            scene.change(steps=tuple(_renewed(step) for step in scene.run.steps))
         case t.ReturnSteps(trigger):
             _each_step(scene, StepState.RUNNING, trigger, StepGuards(survivable=True))
         case t.CancelSteps(reason):
@@ -297,11 +317,10 @@ def _perform(effect: t.AnyEffect, scene: _Scene) -> None:
             _each_step(scene, StepState.PENDING, Trigger.UPSTREAM_FAILED, StepGuards())
         case t.Finish(reason):
             began = scene.run.started_at or scene.run.created_at
-            scene.run = replace(scene.run, finished_at=max(draft.now, began), reason=reason)
+            scene.change(finished_at=max(draft.now, began), reason=reason)
             scene.reason = reason
         case t.Reopen():
-            scene.run = replace(
-                scene.run,
+            scene.change(
                 failures=0,
                 crashes=0,
                 deferrals=0,

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from operator import attrgetter
+from typing import NamedTuple
 
+from msgspec import Struct
+
+from controller.model.mapping import Records
 from controller.model.reason import EXPLAINED, Reason
 from controller.model.records import Run, RunState, StepState, Tombstone, Worker, WorkerRef
 
@@ -17,6 +24,43 @@ class View(StrEnum):
     DEAD = "dead"
 
 
+class Outline(Struct, frozen=True):
+    """As much of a run as tells where it stands: what all of them are counted by, without decoding the rest."""
+
+    created_at: int
+    state: RunState = RunState.QUEUED
+    available_at: int | None = None
+    longest_ms: int | None = None
+    waiting_since: int | None = None
+
+
+class Tally(NamedTuple):
+    """Runs by state and by view; and since when the one that waited longest could have started, None: none waits."""
+
+    states: Mapping[RunState, int]
+    views: Mapping[View, int]
+    oldest_at: int | None
+
+
+def tally(runs: Mapping[str, Run], now: int) -> Tally:
+    """Count *runs*, none of which is decoded whole for it."""
+    return tallied([run for _, run in Records.of(runs).project(Outline)], now)
+
+
+def tallied(runs: Sequence[Run | Outline], now: int) -> Tally:
+    """Count *runs*."""
+    states = Counter(map(attrgetter("state"), runs))
+    queued = [run for run in runs if run.state is RunState.QUEUED]
+    due = [run for run in queued if run.available_at is None or not is_deferred(run, now)]
+    views = {
+        View.PENDING: len(due),
+        View.SCHEDULED: len(queued) - len(due),
+        View.ACTIVE: states[RunState.RUNNING],
+        View.DEAD: states[RunState.FAILED],
+    }
+    return Tally(states, views, min(map(waits_since, due), default=None))
+
+
 def holds(worker: Worker, run: Run | None) -> bool:
     """Whether that very worker holds *run*, and the run is running."""
     return (
@@ -27,7 +71,7 @@ def holds(worker: Worker, run: Run | None) -> bool:
     )
 
 
-def is_deferred(run: Run, now: int) -> bool:
+def is_deferred(run: Run | Outline, now: int) -> bool:
     """Queued and not due yet. Exactly *now* is due, and so is what is further away than it was ever to wait."""
     if run.state is not RunState.QUEUED or run.available_at is None:
         return False
@@ -35,14 +79,14 @@ def is_deferred(run: Run, now: int) -> bool:
     return wait > 0 and (run.longest_ms is None or wait <= run.longest_ms)
 
 
-def waits_since(run: Run) -> int:
+def waits_since(run: Run | Outline) -> int:
     """Since when, in UTC ms, a queued run that is due has waited for a holder."""
     if run.waiting_since is not None:
         return run.waiting_since
     return run.created_at if run.available_at is None else run.available_at
 
 
-def view_of(run: Run, now: int) -> View | None:
+def view_of(run: Run | Outline, now: int) -> View | None:
     """The set that people find *run* in; None: it is in none (cancelled, or succeeded)."""
     match run.state:
         case RunState.QUEUED:

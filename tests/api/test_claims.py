@@ -32,6 +32,7 @@ from controller.engine import leases
 from controller.model.errors import LockBusy, StorageFailed
 from controller.store.file import _held
 from tests.api.claiming import LEASE, Beats, Scene, spin, wait_in_a_loop, within
+from tests.store.kit import snapshot_of
 
 
 @pytest.fixture
@@ -190,14 +191,14 @@ def test_a_retry_that_cannot_be_recorded_hides_no_exception(scene: Scene, monkey
 
 def test_an_empty_claim_is_false_and_its_block_does_nothing(scene: Scene) -> None:
     first = claim(scene)
-    before = (scene.directory / "controller.json").read_bytes()
+    before = snapshot_of(scene.directory)
     with claim(scene) as nothing:
         assert not nothing
         assert nothing.payload is None
         nothing.check()
         with pytest.raises(NotFound, match="nothing was claimed"):
             _ = nothing.run
-    assert (scene.directory / "controller.json").read_bytes() == before
+    assert snapshot_of(scene.directory) == before
     assert first
 
 

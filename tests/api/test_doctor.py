@@ -4,7 +4,9 @@ nothing else.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -483,16 +485,53 @@ def test_an_older_schema_is_a_warning(tmp_path: Path) -> None:
 def test_history_ahead_of_the_document_fails(directory: Path) -> None:
     old = (directory / "controller.json").read_bytes()
     store = kit.opened(directory)
-    kit.submit(store, "a")
-    kit.submit(store, "b")
+    for name in ("a", "b"):
+        kit.submit(store, name)
+        assert store.fold()
     (directory / "controller.json").write_bytes(old)
-    assert "history knows revision" in only(examined(directory), "history", "fail")
+    checks = examined(directory)
+    assert only(checks, "history", "fail").startswith("it knows revision 3, the document is of revision 2")
+    assert "controller state restore" in checks["history"].next
 
 
-def test_history_that_was_taken_away_is_a_warning(directory: Path) -> None:
+def test_a_line_that_does_not_follow_fails_and_says_that_nothing_can_be_changed(directory: Path) -> None:
     kit.submit(kit.opened(directory), "a")
-    (directory / "history.jsonl").unlink()
-    assert "begins again" in only(examined(directory), "history", "warn")
+    journal = kit.journal_of(directory)
+    data = journal.read_bytes().rstrip(b"\0")
+    journal.write_bytes(data + data.splitlines(keepends=True)[-1])
+    found = only(examined(directory), "history", "fail")
+    assert "does not follow the line before it" in found
+    assert "the next command that changes anything is refused" in found
+
+
+def test_damage_in_history_fails_and_names_the_place(directory: Path) -> None:
+    store = kit.opened(directory)
+    for name in ("a", "b"):
+        kit.submit(store, name)
+        assert store.fold()
+    closed = directory / kit.journals(directory)[1]
+    closed.write_bytes(closed.read_bytes().replace(b'"b"', b'"x"'))
+    assert re.search(r"the line at offset \d+ is not as it was written", only(examined(directory), "history", "fail"))
+
+
+def test_an_edited_revision_is_told_beside_what_history_knows(directory: Path) -> None:
+    kit.edit_file(directory, lambda content: content.update(revision=9))
+    checks = examined(directory)
+    assert faults(checks) == {"document": "fail", "history": "fail"}
+    assert checks["history"].found == "it ends at revision 1, and the edited document says 9"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_history_of_a_document_from_before_the_journal(tmp_path: Path, told: bool) -> None:
+    """Taken away is a warning; and one without the last commit gets that by the migration."""
+    directory = tmp_path / "s"
+    kit.legacy(directory, kit.schema1())
+    if told:
+        event = {"revision": 6, "n": 1, "at": 1, "command": "submit", "subject": "fleet", "event": "noted"}
+        (directory / "history.jsonl").write_text(json.dumps(event) + "\n")
+    check = examined(directory)["history"]
+    assert check.state is (State.OK if told else State.WARN)
+    assert ("adds what the last one left out" if told else "it begins with the next command") in check.found
 
 
 def test_temporary_files_of_the_dead_are_told_and_those_of_the_living_are_not(directory: Path) -> None:

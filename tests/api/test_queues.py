@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
-from controller import Conflict, Controller, NotFound, Tombstone, TransitionRefused, UsageFault
+from controller import Conflict, Controller, LeaseLost, NotFound, Tombstone, TransitionRefused, UsageFault
 from controller.clock import SystemClock
 from tests.api.claiming import LEASE, Scene
+from tests.store.kit import snapshot_of
 
 
 @pytest.fixture
@@ -317,7 +318,62 @@ def test_a_replaced_run_makes_way_and_shuts_its_holder_out(scene: Scene) -> None
 def test_a_submission_that_cannot_be_meant_is_refused_and_changes_nothing(
     scene: Scene, how: dict[str, Any], said: str
 ) -> None:
-    before = (scene.directory / "controller.json").read_bytes()
+    before = snapshot_of(scene.directory)
     with pytest.raises(UsageFault, match=said):
         scene.controller.submit(**how)
-    assert (scene.directory / "controller.json").read_bytes() == before
+    assert snapshot_of(scene.directory) == before
+
+
+# Many at once
+
+
+def test_the_ends_of_many_claims_are_one_commit_and_one_that_was_lost_is_told_in_its_answer(scene: Scene) -> None:
+    scene.submit("a", "b", "c")
+    claims = scene.queue.claim_many(3, owner="me")
+    scene.queue.drain("b", claims[1].token)
+    before = scene.controller.store.read().document.revision
+    answers = scene.queue.complete_many(claims, [1, 2, None])
+    assert scene.controller.store.read().document.revision == before + 1
+    assert [type(each.error) for each in answers] == [type(None), TransitionRefused, type(None)]
+    assert [claim.outcome is not None for claim in claims] == [True, False, True]
+    assert [value(scene.stone(name).result) for name in ("a", "c")] == [1, None]
+
+
+def test_a_claim_whose_run_another_has_is_told_that_its_lease_is_lost(scene: Scene) -> None:
+    scene.submit("a")
+    claims = scene.queue.claim_many(1, owner="me")
+    scene.queue.drain("a", 1)
+    scene.queue.claim(owner="other")
+    (answer,) = scene.queue.complete_many(claims)
+    assert isinstance(answer.error, LeaseLost)
+    assert (bool(answer.next), answer.claim) == (False, claims[0])
+
+
+def test_the_next_claims_come_with_the_ends_and_the_results_that_were_set_are_kept(scene: Scene) -> None:
+    scene.submit("a", "b", "c", "d")
+    claims = scene.queue.claim_many(2, owner="me")
+    claims[0].result = {"n": 1}
+    first, second = scene.queue.complete_many(claims, claim_next=2)
+    assert (first.next.id, second.next.id) == ("c", "d")
+    assert value(scene.stone("a").result) == {"n": 1}
+    assert scene.stone("b").result is UNSET
+    first.next.complete()
+    assert scene.stone("c").owner == "me"
+
+
+def test_a_claim_that_was_reported_on_with_others_reports_nothing_at_the_end_of_its_block(scene: Scene) -> None:
+    scene.submit("a")
+    with scene.queue.claim() as claim:
+        scene.queue.complete_many([claim], ["done"])
+    assert value(scene.stone("a").result) == "done"
+
+
+def test_what_cannot_be_reported_on_together_is_refused_before_anything_is(scene: Scene) -> None:
+    scene.submit("a", "b")
+    claims = scene.queue.claim_many(2)
+    for wrong, results in ((claims, [1]), ([claims[0], claims[0]], None), (claims, [1, float("nan")])):
+        with pytest.raises(UsageFault):
+            scene.queue.complete_many(wrong, results)
+    with pytest.raises(NotFound):
+        scene.queue.complete_many([scene.queue.claim()])
+    assert scene.queue.size("active") == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -13,7 +14,7 @@ from controller.api.waiting import serve_until_ended, watch_until_ended
 from controller.engine.queue import cancel, set_draining
 from controller.engine.reconcile import Stop
 from controller.engine.report import Report
-from controller.model.errors import Conflict, NotDurable, NotFound, ProviderFailed, StillRunning, StorageFailed, Stuck
+from controller.model.errors import Conflict, NotDurable, NotFound, ProviderFailed, StillRunning, Stuck
 from controller.model.records import ActionType, Document
 from controller.provider.fake import DoThenLose, FakeProvider, Later, LoseUndone, Say
 from controller.provider.protocol import Description, IdentityRefused, Rejected
@@ -211,13 +212,13 @@ def test_a_slot_whose_last_caller_nobody_can_prove_gone_ends_it(fleet: Fleet) ->
 def test_what_cannot_be_saved_ends_it(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet.submit("a")
 
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise StorageFailed("the disk is full")
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     heard: list[Report] = []
     with monkeypatch.context() as full:
-        full.setattr(disk, "write_all", refuse)
-        with pytest.raises(NotDurable, match="the disk is full"):
+        full.setattr(disk, "write_at", refuse)
+        with pytest.raises(NotDurable, match="No space left on device"):
             serve(fleet, "a", heard=heard)
     assert [error.what for report in heard for error in report.errors] == []
     assert serve(fleet, "a") == {"a": "succeeded"}

@@ -74,4 +74,6 @@ class Fleet:
         self.reconciler().park(None)
 
     def bytes(self) -> bytes:
-        return (self.directory / "controller.json").read_bytes()
+        """All that is committed: the document's file and every journal, without the space that is taken ahead."""
+        journals = sorted(self.directory.glob("journal-*.jsonl"))
+        return b"".join(path.read_bytes().rstrip(b"\0") for path in (self.store.path, *journals))

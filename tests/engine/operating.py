@@ -146,7 +146,7 @@ class Place:
         self.disk.fault = fault
 
 
-POINTS = ("write", "sync", "rename", "renamed", "history")
+POINTS = ("write", "written")
 """Everything that a commit passes, in order."""
 
 

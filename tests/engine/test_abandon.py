@@ -18,7 +18,7 @@ from controller.model.records import ActionType, RunState, WorkerState
 from controller.provider.fake import Before, DoThenLose, FakeProvider, LoseUndone, Say
 from controller.provider.process import own_identity
 from controller.provider.protocol import Done, IdentityRefused, NotSent, Pending, Rejected, Unknown
-from controller.store.file import _FileHold
+from controller.store.file import FileHold
 from tests.engine.abandoning import (
     C,
     E,
@@ -304,16 +304,16 @@ def test_past_its_providers_memory_a_create_that_looks_show_and_the_document_can
 
 
 def test_a_full_disk_is_nothing_that_the_document_cannot_take(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = _FileHold.commit
+    commit = FileHold.commit
     key = parked(fleet, LoseUndone())
 
-    def full(self: _FileHold, loaded: object, edit: object, **more: object) -> object:
+    def full(self: FileHold, loaded: object, edit: object, **more: object) -> object:
         if fleet.provider.done:
             raise StorageFailed("no space left on the device")
         return commit(self, loaded, edit, **more)  # type: ignore[arg-type] # what it takes
 
     with monkeypatch.context() as patch:
-        patch.setattr(_FileHold, "commit", full)
+        patch.setattr(FileHold, "commit", full)
         answer = give_up(fleet)
     assert (answer.outcome, isinstance(answer.unsaved, StorageFailed)) == (Left.KEPT, True)
     assert fleet.document.disowned == {}

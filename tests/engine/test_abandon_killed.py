@@ -125,7 +125,7 @@ def test_killed_at_any_step_it_ends_as_it_would_have_ended(story: Story, replays
         asked = len(fleet.provider.sends()) - sends
         assert (asked == 0) == (story.ttl is not None), "nothing was dropped that was not asked for again"
         assert not fleet.disk.slots, "no lock is left"
-    assert deaths >= 4
+    assert deaths >= 2, "before its one commit at least, and after it"
 
 
 @pytest.mark.parametrize("hook", [Before, After])
@@ -164,7 +164,7 @@ def test_killed_at_any_step_what_the_document_cannot_take_is_disowned_once() -> 
             assert give_up(fleet, key).outcome in (Left.DISOWNED, Left.DISOWNED_BEFORE)
         assert (ends_of(fleet, key), list(fleet.document.disowned)) == (["action.disowned"], [key])
         assert len(fleet.provider.done) == 1
-    assert deaths >= 8
+    assert deaths >= 6, "around three commits at least"
 
 
 def test_killed_after_somebodys_word_was_recorded_the_word_is_asked_for_again() -> None:
@@ -184,4 +184,4 @@ def test_killed_after_somebodys_word_was_recorded_the_word_is_asked_for_again() 
         assert give_up(fleet, key, provider_gone=True).outcome in (Left.APPLIED, Left.SETTLED_BEFORE)
         events = [each.event for each in fleet.context.store.history("slot:1")]
         assert events.index("provider_gone") < events.index("action.sent"), "recorded before anything was sent"
-    assert deaths >= 12
+    assert deaths >= 8, "around four commits at least"

@@ -278,7 +278,7 @@ def test_one_that_was_killed_is_done_once_when_it_is_typed_again(verb: Verb, poi
     at.dies_at(point)
     with pytest.raises(Died):
         settled(at, verb)
-    if point in ("renamed", "history"):
+    if point == "written":
         with pytest.raises(Conflict, match="has a worker on record"):
             settled(at, verb)
     else:

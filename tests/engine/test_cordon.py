@@ -101,7 +101,7 @@ def test_a_cordon_that_was_killed_is_there_once_it_is_typed_again(point: str) ->
     at.dies_at(point)
     with pytest.raises(Died):
         cordoned(at)
-    assert cordoned(at) == (point not in ("renamed", "history"))
+    assert cordoned(at) == (point != "written")
     assert [event.event for event in at.events("slot:1")] == ["cordoned"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +20,7 @@ from controller.model.errors import ScopeExceeded, StorageFailed
 from controller.model.reason import Reason
 from controller.model.records import ActionType, WorkerState
 from controller.provider.fake import FakeProvider
+from controller.store import disk
 from tests.engine.fleet import LINEAGE, Fleet
 from tests.engine.serving import Script, Serving
 
@@ -146,23 +146,21 @@ def test_one_that_cannot_be_folded_is_left_out_of_the_commit(parked: Fleet, monk
 
 
 def test_what_could_not_be_saved_stays_parked_and_says_both(parked: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    fsync = os.fsync
-
-    def full(_: int) -> None:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     senders = Senders(parked)
     keys = {slot: parked.action(slot).idempotency_key for slot in (1, 2)}
     with senders.out(1, 2):
         before = parked.bytes()
-        monkeypatch.setattr(os, "fsync", full)
+        monkeypatch.setattr(disk, "write_at", full)
         with pytest.raises(StorageFailed):
             senders.reconciler.park(None, waiting=senders.gather.take())
         for slot in (1, 2):
             assert senders.sent(slot).settled is False
             assert isinstance(senders.sent(slot).unsaved, StorageFailed)
         assert parked.bytes() == before
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.undo()
     report = parked.reconciler().replay()
     assert {sent.slot: sent.key for sent in report.sent if sent.slot in keys} == keys
     assert all(sent.settled for sent in report.sent)

@@ -20,7 +20,8 @@ from controller.model.records import ActionType, RunState, Span
 from controller.provider.fake import After, Before, DoThenLose, FakeProvider, LoseUndone, Say
 from controller.provider.process import boot_id, own_identity, pid_namespace
 from controller.provider.protocol import Rejected
-from controller.store.file import LOCK, _FileHold
+from controller.store.directory import LOCK
+from controller.store.file import FileHold
 from controller.store.locks import DocumentLock
 from controller.store.protocol import Scope
 from tests.engine.fleet import LINEAGE, Fleet
@@ -322,7 +323,7 @@ def test_an_answer_that_cannot_be_made_durable_stays_parked_and_says_why(
     fleet.submit("a")
     fleet.park()
     entry, key = fleet.pending[1], fleet.action(1).idempotency_key
-    monkeypatch.setattr(_FileHold, "commit", fail)
+    monkeypatch.setattr(FileHold, "commit", fail)
     sent = fleet.sender.send(1, key, parked=entry)
     assert (sent.slot, sent.type, sent.key, sent.run) == (1, ActionType.CREATE, key, "a")
     assert (sent.reason, sent.settled, sent.unsaved) == (Reason.DONE, False, full)
@@ -366,7 +367,7 @@ def test_answers_whose_shared_commit_failed_are_handed_back_and_stay_parked(
     fleet.submit("a", "b")
     fleet.park()
     waiting = [answered(fleet, 1), answered(fleet, 2)]
-    monkeypatch.setattr(_FileHold, "commit", full)
+    monkeypatch.setattr(FileHold, "commit", full)
     with pytest.raises(StorageFailed):
         fleet.reconciler().park(None, waiting=waiting)
     assert [each.result() for each in waiting] == [None, None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def test_the_park_is_on_disk_before_the_provider_hears_anything_and_until_the_ap
     seen: list[tuple[str, str]] = []
 
     def look(moment: str, action: Action) -> None:
-        stored = json.loads(fleet.bytes())["pending_actions"]["1"]["action"]["idempotency_key"]
+        stored = fleet.action(1).idempotency_key
         seen.append((moment, stored))
         assert stored == action.idempotency_key
 

@@ -21,7 +21,7 @@ from controller.model.reason import Reason
 from controller.model.records import ActionType, RunState
 from controller.provider.fake import Before, FakeProvider, Later, LoseUndone, Say
 from controller.provider.protocol import IdentityRefused, Outcome, Register, Rejected, Unknown
-from controller.store import file as file_store
+from controller.store.file import FileHold
 from tests.engine.fleet import LINEAGE, Fleet
 
 
@@ -402,19 +402,18 @@ def test_a_death_at_any_commit_loses_and_doubles_nothing(
 ) -> None:
     fleet.submit("a", "b")
     count = 0
-    put = file_store._FileHold.put
+    append = FileHold._append
 
-    def mortal(self: file_store._FileHold, *args: object) -> object:
+    def mortal(self: FileHold, *args: object) -> None:
         nonlocal count
         number, count = count, count + 1
         if number == fatal and before:
             raise Died
-        document = put(self, *args)  # type: ignore[arg-type]
+        append(self, *args)  # type: ignore[arg-type] # what it takes
         if number == fatal:
             raise Died
-        return document
 
-    monkeypatch.setattr(file_store._FileHold, "put", mortal)
+    monkeypatch.setattr(FileHold, "_append", mortal)
     died = _run_until_death(lambda: fleet.reconciler().reconcile())
     monkeypatch.undo()
     assert died, "as many commits as that are made"

@@ -176,7 +176,7 @@ def test_a_surrender_that_was_killed_is_done_once_when_it_is_typed_again(point: 
     at.dies_at(point)
     with pytest.raises(Died):
         surrendered(at, look())
-    if point in ("renamed", "history"):
+    if point == "written":
         with pytest.raises(Conflict, match="no worker is assigned"):
             surrendered(at, look())
     else:

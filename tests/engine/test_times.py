@@ -11,12 +11,13 @@ from controller.engine.age import is_expired, latest_time
 from controller.engine.due import changed_slots
 from controller.engine.planner import plan
 from controller.model.edit import Draft, apply_edit
+from controller.model.mapping import Records
 from controller.model.perform import Given, move_run
 from controller.model.reason import Reason
 from controller.model.records import ActionType, Disowned, Proven, Provider, Span
 from controller.model.transition import Trigger
 from tests.engine import operating as kit
-from tests.engine.scenes import NOW
+from tests.engine.scenes import NOW, with_runs
 from tests.engine.test_lifecycle import HOUR, PROOF, after_its_run
 
 LATER = kit.NOW + HOUR
@@ -53,6 +54,23 @@ def test_what_was_found_out_of_one_document_is_never_said_of_another() -> None:
     earlier = kit.document()
     later = replace(earlier, providers={"test": Provider(opened_at=LATER)})
     assert [latest_time(each) for each in (earlier, later, earlier)] == [kit.NOW, LATER, kit.NOW]
+
+
+def test_what_follows_a_document_is_asked_for_what_differs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = with_runs(*(f"r{number}" for number in range(200)))
+    assert latest_time(before) == NOW
+    draft = Draft(before, now=NOW + 1, command="cancel")
+    move_run(draft, "r7", Trigger.CANCEL_OBSERVED, Given(reason=Reason.CANCELLED))
+    looked_at: list[int] = []
+    project = Records.project
+
+    def counted(records: Records[str, Any], kind: type[Any]) -> Any:
+        looked_at.append(len(records))
+        return project(records, kind)
+
+    monkeypatch.setattr(Records, "project", counted)
+    assert latest_time(apply_edit(before, draft.edit())) == NOW + 1
+    assert looked_at == [1, 0]
 
 
 def test_a_retried_run_whose_worker_waits_for_it_is_planned_for_without_a_look() -> None:

@@ -334,6 +334,7 @@ def test_whatever_happens_as_many_are_woken_as_runs_more_may_be_claimed(
         for before, after, edit in scene.context.commits:
             now = scene.clock.now_ms()
             found = wakes(before, after, edit)
+            assert wakes(before, after, edit, lambda after=after: scene.context.index(after)) == found  # type: ignore[misc]
             for each in ("a", "b"):
                 more = claimable(after, each, now) - claimable(before, each, now)
                 assert found.get(each, 0) >= more, (verb, name, each)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -131,17 +130,17 @@ def test_trouble_that_may_pass_is_outlasted(fleet: Fleet, trouble: Exception, mo
 def test_a_full_disk_is_outlasted_and_nothing_is_asked_twice(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet.submit("a", "b")
     full = [False]
-    fsync = os.fsync
+    write = disk.write_at
 
-    def maybe(descriptor: int) -> None:
+    def maybe(descriptor: int, data: bytes, offset: int) -> None:
         if full[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        fsync(descriptor)
+        write(descriptor, data, offset)
 
     def fill(_: Action) -> None:
         full[0] = True
 
-    monkeypatch.setattr(os, "fsync", maybe)
+    monkeypatch.setattr(disk, "write_at", maybe)
     fleet.provider.script(CREATE, After(fill), slot=1)
     serving = Serving(fleet)
 
@@ -250,7 +249,7 @@ def test_it_turns_four_times_a_second_at_most_when_there_is_nothing_to_do(
             fleet.submit("a")
         case "full":
             fleet.submit("a")
-            monkeypatch.setattr(disk, "write_all", _refuse)
+            monkeypatch.setattr(disk, "write_at", _refuse)
 
     def script() -> Script:
         yield serving.after(2)

@@ -55,9 +55,9 @@ __all__ = [
 LINEAGE = "33333333-3333-4333-8333-333333333333"
 NOW = 1_700_000_000_000
 INIT = ProcessIdentity(1, 1, "boot-0", "pid:[1]")
-BEFORE = ("write", "sync", "rename")
+BEFORE = ("write",)
 """Points of a commit at which a process that dies has changed nothing."""
-AFTER = ("renamed", "history")
+AFTER = ("written",)
 """Points at which it has: only its answer is lost."""
 
 
@@ -82,10 +82,7 @@ class Disk(Protocol):
     def store(self, clock: Clocks, whoami: ProcessIdentity) -> Store: ...
 
     def evidence(self) -> tuple[bytes, bytes]:
-        """The bytes of document and history."""
-
-    def settle(self) -> None:
-        """Let history catch up with what a killed process left out of it."""
+        """Document and history as somebody finds them who knows nothing yet, in bytes."""
 
     def twin(self) -> Disk:
         """Another disk with the same on it."""
@@ -107,11 +104,7 @@ class Memory:
         return MemoryStore(self.disk, clock=clock, whoami=whoami, command="test")
 
     def evidence(self) -> tuple[bytes, bytes]:
-        store = self.store(Clocks(NOW), INIT)
-        return codec.encode(store.read().document), json.encode(store.history())
-
-    def settle(self) -> None:
-        """Nothing: `evidence` has what the document carries of history, caught up or not."""
+        return _evidence(self.store(Clocks(NOW), INIT))
 
     def twin(self) -> Disk:
         copy = MemoryDisk(self.disk.document)
@@ -134,7 +127,7 @@ class Memory:
 class Files:
     """A state directory. *home* is where twins of it may be made."""
 
-    points = ("rename", "renamed")
+    points = (*BEFORE, *AFTER)
 
     def __init__(self, home: Path, directory: Path | None = None) -> None:
         self.home = home
@@ -154,11 +147,7 @@ class Files:
         return FileStore(self.directory, clock=clock, whoami=whoami, command="test")
 
     def evidence(self) -> tuple[bytes, bytes]:
-        return (self.directory / "controller.json").read_bytes(), (self.directory / "history.jsonl").read_bytes()
-
-    def settle(self) -> None:
-        with self.store(Clocks(NOW), INIT).hold(5.0) as hold:
-            hold.load()
+        return _evidence(self.store(Clocks(NOW), INIT))
 
     def twin(self) -> Disk:
         copy = Path(tempfile.mkdtemp(dir=self.home)) / "state"
@@ -167,15 +156,28 @@ class Files:
 
     @contextmanager
     def killing(self, point: str) -> Iterator[None]:
-        target = (os, "rename") if point == "rename" else (self._disk_module(), "sync_directory")
-        with mock.patch.object(*target, side_effect=Killed(point)):
+        pwrite, fdatasync = os.pwrite, os.fdatasync
+
+        def write(fd: int, data: bytes, offset: int) -> int:
+            if point == "write" and _is_journal(fd):
+                raise Killed(point)
+            return pwrite(fd, data, offset)
+
+        def sync(fd: int) -> None:
+            if point == "written" and _is_journal(fd):
+                raise Killed(point)
+            fdatasync(fd)
+
+        with mock.patch.object(os, "pwrite", write), mock.patch.object(os, "fdatasync", sync):
             yield
 
-    @staticmethod
-    def _disk_module() -> Any:
-        from controller.store import disk
 
-        return disk
+def _is_journal(fd: int) -> bool:
+    return Path(os.readlink(f"/proc/self/fd/{fd}")).name.startswith("journal-")
+
+
+def _evidence(store: Store) -> tuple[bytes, bytes]:
+    return codec.encode(store.read().document), json.encode(store.history())
 
 
 def policy(**queues: QueuePolicy) -> Policy:

@@ -88,6 +88,21 @@ class QueueMachine(Verbs):
         for report in said if self.tickets else ():
             getattr(self, report[0])(who, 0, *report[1:], doomed)
 
+    @rule(
+        who=consumers,
+        queue=queues,
+        count=st.integers(0, 3),
+        chosen=st.lists(tickets, min_size=1, max_size=4),
+        claim_next=st.integers(0, 3),
+        doomed=doom,
+    )
+    def claim_and_complete_many(
+        self, who: int, queue: str, count: int, chosen: list[int], claim_next: int, doomed: str | None
+    ) -> None:
+        if count:
+            self.claim(who, queue, count, None, None)
+        self.complete_many(who, chosen, claim_next, doomed)
+
     @rule(who=consumers, operation=operations, run=ids, doomed=doom)
     def operate(self, who: int, operation: str, run: int, doomed: str | None) -> None:
         if self.plain.lives:
@@ -190,11 +205,12 @@ class QueueMachine(Verbs):
         told = [self.told(context) for context in (known, self.host.process())]
         assert told[0] == told[1], f"remembered {told[0]}, afresh {told[1]}"
         index = known.index(self.host.document)
+        ripe = set(index.ripe())
         # One that fell due and waits again, since the clock went back, is found again by the claim that meets it.
         waiting = [
             run.available_at
             for run in self.host.document.runs.values()
-            if is_deferred(run, self.plain.now) and run.id not in index.ripe and run.available_at is not None
+            if is_deferred(run, self.plain.now) and run.id not in ripe and run.available_at is not None
         ]
         next_due = index.next_due()
         assert not waiting or (next_due is not None and next_due <= min(waiting)), "nobody would wake for it"
@@ -214,6 +230,7 @@ class QueueMachine(Verbs):
             index.too_long(mono, 100),
             index.next_deadline(),
             [index.is_free((key, most)) for key in ("k", "l") for most in (1, 2, 3)],
-            [index.oldest_ended(queue, 100) for queue in QUEUES],
+            [index.ended.oldest(queue, 100) for queue in QUEUES],
+            [context.indexes.stones(document).ended.oldest(queue, 100) for queue in QUEUES],
             ripe,
         )

@@ -15,9 +15,10 @@ from msgspec import UNSET, Struct
 
 from controller.engine import leases, upkeep
 from controller.engine import queue as runs
+from controller.engine.batches import End, complete_many
 from controller.engine.queue import Context
 from controller.engine.submission import Submission, Submitted
-from controller.model.errors import Conflict, NotFound, TransitionRefused, UsageFault
+from controller.model.errors import Conflict, ControllerError, NotFound, TransitionRefused, UsageFault
 from controller.model.policy import LONGEST_LEASE_MS
 from controller.model.reason import Reason
 from controller.model.records import TERMINAL, Document, Priority, Run, RunState
@@ -51,14 +52,20 @@ class Outcome(Struct, frozen=True):
 def outcome_of(verb: Callable[[Context], Any], context: Context) -> Outcome:
     try:
         return Outcome(verb(context))
-    except TransitionRefused as error:
-        return Outcome(refusal=error.why)
-    except NotFound:
-        return Outcome(refusal="missing")
-    except Conflict:
-        return Outcome(refusal="conflict")
-    except UsageFault:
-        return Outcome(refusal="usage")
+    except (TransitionRefused, NotFound, Conflict, UsageFault) as error:
+        return Outcome(refusal=why(error))
+
+
+def why(error: ControllerError) -> str:
+    match error:
+        case TransitionRefused():
+            return error.why
+        case NotFound():
+            return "missing"
+        case Conflict():
+            return "conflict"
+        case _:
+            return "usage"
 
 
 class Verbs(RuleBasedStateMachine):
@@ -86,7 +93,6 @@ class Verbs(RuleBasedStateMachine):
         """Do *verb* as consumer *who*, and *tell* the model. None: it was killed before it changed anything."""
         disk = self.host.disk
         doomed = doomed if doomed in disk.points else None
-        disk.settle()
         before, revision = disk.evidence(), self.host.document.revision
         twin = disk.twin() if self.twins or doomed else None
         foretold = None if twin is None else outcome_of(verb, self.host.process(twin))
@@ -102,12 +108,11 @@ class Verbs(RuleBasedStateMachine):
                 except kit.Killed:
                     died = True
             self.contexts[who] = self.host.process()
-        disk.settle()
         if died and doomed in kit.BEFORE:
             assert self.host.document.revision == revision, f"killed at {doomed}, and yet it happened"
             return None
         if died and self.host.document.revision == revision:
-            return None  # it was still catching history up for one that died before
+            return None  # it was still syncing what another process wrote
         if twin is not None and foretold is not None:
             assert shown(outcome) == shown(foretold), "what this process remembers changed its answer"
             assert unended(self.host.document) == unended(self.host.process(twin).store.read().document)
@@ -334,6 +339,55 @@ class Verbs(RuleBasedStateMachine):
         )
         if outcome is not None and outcome.value is not None and outcome.value.next is not None:
             self.tickets.append((outcome.value.next.id, outcome.value.next.attempts))
+
+    def complete_many(self, who: int, chosen: Sequence[int], claim_next: int, doomed: str | None) -> None:
+        ends = [self.ticket(each) for each in chosen]
+
+        def verb(context: Context) -> list[tuple[leases.Completed | None, str | None]]:
+            reports = [End(run, token, kit.payload(token)) for run, token in ends]
+            judged = complete_many(context, reports, claim_next=claim_next)
+            return [(each.done, None if each.refused is None else why(each.refused)) for each in judged]
+
+        def tell(judged: list[tuple[leases.Completed | None, str | None]]) -> None:
+            holders: dict[tuple[str, str | None, int], list[tuple[Life, Run | None]]] = {}
+            most = claim_next
+            for (run, token), (done, refused) in zip(ends, judged, strict=True):
+                again = self.plain.repeats(run, token) if claim_next else None
+                if again is not None:
+                    assert done is not None
+                    assert done.next is not None
+                    assert (done.repeated, done.next.id, done.next.attempts) == (True, *again)
+                    most -= 1
+                    continue
+                life = self.plain.lives.get(run)
+                holder = ("", None, 0) if life is None else (life.queue, life.owner, life.granted)
+                no = None
+                try:
+                    self.plain.complete(run, token)
+                except No as error:
+                    no = error.why
+                assert refused == no
+                if life is None or done is None:
+                    assert no is not None
+                    continue
+                assert not done.repeated
+                if isinstance(done.run, Run):
+                    self.adopt(done.run, "retried")
+                holders.setdefault(holder, []).append((life, done.next))
+            for (queue, owner, granted), ended in holders.items():
+                got = [(each.id, each.attempts) for _, each in ended if each is not None]
+                if most > 0:
+                    self.sweep(queue)
+                    self.plain.claim(queue, owner or "", granted, min(most, len(ended)), got)
+                assert len(got) <= max(0, most)
+                most -= len(got)
+                for life, following in ended:
+                    life.handed = None if following is None else (following.id, following.attempts)
+
+        outcome = self.act(who, doomed, verb, tell)
+        for done, _ in () if outcome is None or outcome.value is None else outcome.value:
+            if done is not None and done.next is not None and not done.repeated:
+                self.tickets.append((done.next.id, done.next.attempts))
 
     def retry(self, who: int, ticket: int, delay: int | None, doomed: str | None) -> None:
         run, token = self.ticket(ticket)
