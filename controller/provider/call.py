@@ -16,8 +16,8 @@ import selectors
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import IO, Final
@@ -38,6 +38,8 @@ _DRAIN: Final = 2 * MAX_REPLY
 """Bytes read at most after the program's exit: a child of its own may write for ever."""
 _TICK: Final = 0.02
 """Seconds between looks at a program on a kernel without pidfd_open; otherwise its exit wakes the call."""
+_INTERRUPTS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGALRM, signal.SIGTERM)
+"""Signals whose handlers raise, in this program or in one that uses it as a library."""
 
 
 class End(Enum):
@@ -86,6 +88,29 @@ class Answer(Struct, frozen=True):
         return f"{stdout}, {stderr}"
 
 
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """Signals that may interrupt wait until the block has ended; then they are handled, and may raise.
+
+    For the start of a program: what a handler raised inside of it would leave the program behind, known to nobody. Not
+    by blocking signals: the program would inherit that.
+    """
+    came: list[int] = []
+    try:
+        with ExitStack() as handlers:
+            # No other thread is ever interrupted by a handler.
+            if threading.current_thread() is threading.main_thread():
+                for interrupt in _INTERRUPTS:
+                    handler = signal.getsignal(interrupt)
+                    if callable(handler):
+                        handlers.callback(signal.signal, interrupt, handler)
+                        signal.signal(interrupt, lambda number, _: came.append(number))
+            yield
+    finally:
+        for number in came:
+            signal.raise_signal(number)
+
+
 class _Flight:
     """One program between its start and its reaping: its pid names it and nobody else for that long."""
 
@@ -123,10 +148,17 @@ class Caller:
         """Run the program once on *request*, for *limit* seconds. If this raises, the program's group was ended."""
         deadline = self._clock.monotonic() + limit
         deadline_at = self._clock.now_ms() + round(limit * 1000)
-        flight = self._start()
-        if isinstance(flight, NotSent):
-            return flight
+        flight: _Flight | None = None
         try:
+            with unbroken():
+                started = self._start()
+                if isinstance(started, NotSent):
+                    return started
+                flight = started
+            # Whoever interrupts later finds it in flight.
+            if self.interrupted:
+                end_group(flight.identity, self._clock)
+                return NotSent("interrupted before it got its request")
             if register is not None:
                 try:
                     register(flight.identity, deadline_at)
@@ -141,10 +173,12 @@ class Caller:
             status = None if lives else _status(flight.process)
             return Answer(end, status, stdout, stderr, flight.identity, limit, flight.interrupted, lives)
         except BaseException:
-            end_group(flight.identity, self._clock)
+            if flight is not None:
+                end_group(flight.identity, self._clock)
             raise
         finally:
-            self._land(flight)
+            if flight is not None:
+                self._land(flight)
 
     def _start(self) -> _Flight | NotSent:
         """The program, started and without a request; or why that was not possible, which is definite."""
@@ -178,11 +212,6 @@ class Caller:
             return NotSent(f"its process could not be identified, so it got no request: {error}")
         with self._lock:
             self._flights.add(flight)
-            late = self._interrupted.is_set()
-        if late:
-            end_group(flight.identity, self._clock)
-            self._land(flight)
-            return NotSent("interrupted before it got its request")
         return flight
 
     def _land(self, flight: _Flight) -> None:

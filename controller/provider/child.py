@@ -24,6 +24,7 @@ from typing import Final
 from msgspec import Struct
 
 from controller.provider import program
+from controller.provider.call import unbroken
 from controller.provider.process import group_members
 
 _NO_ROOM: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
@@ -129,18 +130,28 @@ def why_not_found(argv: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def start(argv: Sequence[str], payload: bytes, environment: Mapping[str, str]) -> Child | NotStarted:
-    """Start *argv* with *payload* on stdin and exactly this *environment*, in the current directory."""
+    """Start *argv* with *payload* on stdin and exactly this *environment*, in the current directory. If this raises,
+    nothing runs.
+    """
     try:
         stdin = _readable(payload)
     except OSError as error:
         return NotStarted(f"the system has no room for its payload: {error.strerror}", passing=True)
+    process: subprocess.Popen[bytes] | None = None
     try:
-        return Child(
-            subprocess.Popen(argv, stdin=stdin, stdout=2, close_fds=True, env=dict(environment), start_new_session=True)
-        )
-    except (OSError, ValueError) as error:
-        passing = isinstance(error, OSError) and error.errno in _NO_ROOM
-        return NotStarted(program.why_not_started(argv, environment, Path(), error), passing=passing)
+        with unbroken():
+            try:
+                process = subprocess.Popen(
+                    argv, stdin=stdin, stdout=2, close_fds=True, env=dict(environment), start_new_session=True
+                )
+            except (OSError, ValueError) as error:
+                passing = isinstance(error, OSError) and error.errno in _NO_ROOM
+                return NotStarted(program.why_not_started(argv, environment, Path(), error), passing=passing)
+        return Child(process)
+    except BaseException:
+        if process is not None:
+            Child(process).end()
+        raise
     finally:
         os.close(stdin)
 

@@ -28,12 +28,21 @@ def pid_namespace() -> str:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state on; None if there is no such process. The name may hold anything."""
+    """Fields of /proc/PID/stat from the state on; None if there is no such process. The name may hold anything.
+
+    Asked of each step between its fork and its exec, while every page that is touched is copied: so no text, no path.
+    """
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text[text.rfind(")") + 2 :].split()
+    try:
+        told = os.read(fd, 4096)
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(fd)
+    fields = told[told.rfind(b")") + 2 :].decode("ascii", "replace").split()
     return fields if len(fields) > _STARTED else None
 
 

@@ -125,8 +125,33 @@ def test_a_file_that_is_no_program_ends_with_126(ask: Asker, tmp_path: Path, tex
     assert words in end.reason
 
 
+PLACES: Mapping[str, tuple[Mapping[str, tuple[str, int]], str, int, str]] = {
+    "the first is run": (
+        {"a": ("#!/bin/sh\nexit 3\n", 0o755), "b": ("#!/bin/sh\nexit 4\n", 0o755)},
+        "{}/a:{}/b",
+        3,
+        "",
+    ),
+    "what may not be run is passed over": ({"a": ("", 0o644), "b": ("#!/bin/sh\nexit 4\n", 0o755)}, "{}/a:{}/b", 4, ""),
+    "what is no program is not": ({"a": ("", 0o644), "b": ("text\n", 0o755)}, "{}/a:{}/b", 126, "Permission denied"),
+    "a place inside the directory": ({"a": ("#!/bin/sh\nexit 3\n", 0o755), "b": ("", 0o644)}, "a:{}/b", 3, ""),
+}
+"""Files called `tool` by place, where they are looked for, how the step ends, and why."""
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_a_program_is_looked_for_in_the_order_of_its_path(ask: Asker, tmp_path: Path, case: str) -> None:
+    files, path, code, words = PLACES[case]
+    for place, (text, mode) in files.items():
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "tool").write_text(text)
+        (tmp_path / place / "tool").chmod(mode)
+    end = run(ask, "tool", cwd=tmp_path, env={"PATH": path.replace("{}", str(tmp_path))})
+    assert (end.exit_code, words in end.reason) == (code, True)
+
+
 def test_what_a_step_leaves_in_its_group_is_ended_with_it(ask: Asker, state: Path) -> None:
-    script = "trap '' TERM; sh -c \"trap '' TERM; while :; do sleep 0.1; done\" & exit 3"
+    script = "trap '' TERM; (while :; do sleep 0.1; done) & exit 3"
     assert run(ask, "sh", "-c", script).exit_code == 3
     (group,) = groups(worker_directory(state))
     until(CLOCK, lambda: group_members(group.pid) == ())

@@ -27,12 +27,15 @@ def signal_group(leader: ProcessIdentity, number: signal.Signals) -> None:
 
 def is_left(leader: ProcessIdentity) -> bool:
     """Whether a living process of the group is left. The leader must have been reaped, or it reads all of /proc."""
-    if leader.pid <= 1 or identify(leader.pid) not in {None, leader}:
+    if leader.pid <= 1:
         return False
+    permitted = True
     try:
         os.killpg(leader.pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
-    return bool(group_members(leader.pid))
+        permitted = False
+    if identify(leader.pid) not in {None, leader}:
+        return False
+    return not permitted or bool(group_members(leader.pid))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NoReturn
 
 from msgspec import Struct
@@ -60,15 +61,21 @@ class Launch:
 
 
 def launch(command: Command) -> Launch:
-    """Fork *command* up to its gate. Raises OSError: nothing is left."""
+    """Fork *command* up to its gate. Raises OSError: nothing is left.
+
+    Signals that the caller handles are as new for the command; it must ignore none, since that would be inherited.
+    """
     opened: list[int] = []
     try:
         for _ in range(3):
             opened += os.pipe()
         output, output_end, status, status_end, gate_end, gate = opened
+        # As much as can be is made ready here: each page that the forked process writes to is copied for it.
+        programs, argv, env = _programs(command), [os.fsencode(each) for each in command.argv], _environment(command)
+        start = partial(_execute, _likely(programs), programs, argv, env)
         pid = os.fork()
         if pid == 0:
-            _become(command, output_end, status_end, gate_end, (output, status, gate))
+            _become(start, command.cwd, output_end, status_end, gate_end, (output, status, gate))
         for descriptor in (output_end, status_end, gate_end):
             os.close(descriptor)
             opened.remove(descriptor)
@@ -84,13 +91,40 @@ def launch(command: Command) -> Launch:
         raise
 
 
-def _become(command: Command, output: int, status: int, gate: int, others: tuple[int, ...]) -> NoReturn:
+def _programs(command: Command) -> list[bytes]:
+    """Where the program may be, in the order in which it is looked for."""
+    program = os.fsencode(command.argv[0])
+    if b"/" in program:
+        return [program]
+    path = os.fsencode(command.env.get("PATH", os.defpath))
+    return [os.path.join(place, program) for place in path.split(b":")]
+
+
+def _likely(programs: Sequence[bytes]) -> bytes:
+    """The one of *programs* that will be found, as far as can be told from here.
+
+    To look costs a call for each place; to try each costs the forked process an exception, and pages of its own.
+    """
+    with suppress(ValueError):  # a NUL in it: the forked process says so
+        for program in programs:
+            if not os.path.isabs(program):
+                break  # it is looked for where the command is to run
+            if os.access(program, os.X_OK):
+                return program
+    return programs[0]
+
+
+def _environment(command: Command) -> dict[bytes, bytes]:
+    return {os.fsencode(name): os.fsencode(value) for name, value in command.env.items()}
+
+
+def _become(
+    start: Callable[[], None], cwd: str, output: int, status: int, gate: int, others: tuple[int, ...]
+) -> NoReturn:
     """In the forked process: reach the gate, then turn into the command, or say why not. Never returns."""
     doing = b"start"
     try:
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
         for descriptor in others:
             os.close(descriptor)
         os.setsid()
@@ -102,15 +136,31 @@ def _become(command: Command, output: int, status: int, gate: int, others: tuple
         if not os.read(gate, 1):
             os._exit(NOT_FOUND)
         doing = b"chdir"
-        os.chdir(command.cwd)
+        os.chdir(cwd)
         doing = b"exec"
-        os.execvpe(command.argv[0], list(command.argv), dict(command.env))  # the descriptors left close themselves here
+        start()  # the descriptors left close themselves here
     except OSError as error:
         os.write(status, b"%s %d" % (doing, error.errno or errno.EINVAL))
     except BaseException:  # noqa: BLE001 - two processes must never go on from here
         os.write(status, b"%s %d" % (doing, errno.EINVAL))
     finally:
         os._exit(NOT_FOUND)
+
+
+def _execute(likely: bytes, programs: Sequence[bytes], argv: list[bytes], env: dict[bytes, bytes]) -> None:
+    """Turn into the first of *programs* that can be run. Raises OSError: what was against the first that is there."""
+    with suppress(OSError, ValueError):
+        os.execve(likely, argv, env)
+    failure: OSError | None = None
+    missing = OSError(errno.ENOENT, "")
+    for program in programs:
+        try:
+            os.execve(program, argv, env)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            missing = error
+        except OSError as error:
+            failure = failure or error
+    raise failure or missing
 
 
 def explain(command: Command, status: bytes) -> tuple[int, str]:

@@ -45,8 +45,9 @@ class Running:
         self._reason = ""
 
     def descriptors(self) -> list[int]:
-        """What to wait for."""
-        return [descriptor for descriptor in (self._output, self._status) if descriptor is not None]
+        """What to wait for. That its command started matters to nobody but a TERM that waits for it."""
+        status = self._status if self._term_due else None
+        return [descriptor for descriptor in (self._output, status) if descriptor is not None]
 
     def read(self, descriptor: int) -> None:
         """Something came on *descriptor*, or its other end was closed."""
@@ -89,6 +90,7 @@ class Running:
         """
         self._lost = self._lost or lost
         if self._kill_at is None:
+            self._read_status()
             if self._status is None:
                 self._terminate()
             else:  # not its command yet: a TERM could be lost on the process that is to become it
@@ -155,8 +157,9 @@ class Running:
     def close(self) -> None:
         """Nobody is left: complete the log and let go of everything."""
         self._drain()
-        for descriptor in self.descriptors():
-            os.close(descriptor)
+        for descriptor in (self._output, self._status):
+            if descriptor is not None:
+                os.close(descriptor)
         self._output = self._status = None
         self._log.finish()
         if self.scratch is not None:

@@ -93,7 +93,9 @@ class Supervisor:
     def start(self) -> None:
         """Be ready for requests. Raises OSError."""
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        # Not ignored, as an interpreter does: a command would inherit that, and each forked process have to undo it.
+        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, lambda _number, _frame: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._told_to_stop)
         write_file(PID, msgspec.json.encode(own_identity()))
@@ -205,7 +207,8 @@ class Supervisor:
         except OSError:
             return
         peer.setblocking(False)
-        self._connections[peer.fileno()] = Connection(peer)
+        connection = self._connections[peer.fileno()] = Connection(peer)
+        self._receive(connection)  # whoever connects has something to ask
 
     def _drop(self, connection: Connection) -> None:
         self._connections.pop(connection.peer.fileno(), None)
@@ -227,11 +230,11 @@ class Supervisor:
                 self._drop(connection)
 
     def _heard(self, connection: Connection, line: bytes) -> bool:
-        """Answer a request, or keep it. False for one who cannot be talked to."""
+        """Answer a request, or keep it. False once there is nothing more to be said on the connection."""
         try:
             ask = _ASKS.decode(line)
             if ask.op is Op.HELLO:
-                return connection.send(Done(worker=seen(self._memory, self._worker, Seen.READY)))
+                return connection.send(Done(worker=seen(self._memory, self._worker, Seen.READY))) and connection.watches
             if ask.op is Op.WATCH:
                 connection.watches = True
                 ended = (step for step in self._memory.listed() if step.state is StepSeen.EXITED)
@@ -253,7 +256,7 @@ class Supervisor:
         if isinstance(outcome, Pending) and self._clock.monotonic() < waiting.until:
             return True
         connection.waiting = None
-        return connection.send(outcome)
+        return connection.send(outcome) and connection.watches
 
     # Actions
 
