@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from benchmarks.measuring import BOTH, Broken, Measured, medians, seconds_of, shuffled
+from benchmarks.measuring import OURS, Broken, Measured, longer, seconds_of, turns
 from controller.engine.discovery import finding
 from controller.engine.index import Index
 from controller.model.edit import Draft
@@ -20,6 +20,7 @@ from controller.model.records import Document, Priority, Queue, Run, RunState, n
 QUEUE: Final = "default"
 NOW: Final = 1_700_000_000_000
 KEYS: Final = 20
+SMALL: Final = "small"
 LAYERS: Final = (Priority.CRITICAL, Priority.NORMAL, Priority.BACKGROUND)
 
 
@@ -74,12 +75,12 @@ class Waiting:
 
 def discovery(_: Path, quick: bool) -> Measured:
     """100 000 queued runs beside 1 000. Nothing is written."""
-    waiting = {True: Waiting(1000 if quick else 100_000), False: Waiting(100 if quick else 1000)}
-    taken: dict[bool, list[float]] = {True: [], False: []}
-    kept: dict[bool, list[float]] = {True: [], False: []}
-    for large in shuffled(BOTH, 2 if quick else 60):
+    waiting = {OURS: Waiting(1000 if quick else 100_000), SMALL: Waiting(100 if quick else 1000)}
+    taken: dict[str, list[float]] = {side: [] for side in waiting}
+    kept: dict[str, list[float]] = {side: [] for side in waiting}
+    for side in turns(list(waiting), 2 if quick else 60):
         for _turn in range(5 if quick else 100):
-            taken[large].append(seconds_of(waiting[large].find))
-            kept[large].append(seconds_of(waiting[large].turn))
-    turns = medians(kept, "us", 1e6)
-    return medians(taken, "us", 1e6, turn_over=round(turns.ours / turns.theirs, 2), turn_us=round(turns.ours, 1))
+            taken[side].append(seconds_of(waiting[side].find))
+            kept[side].append(seconds_of(waiting[side].turn))
+    values = {SMALL: longer(taken, SMALL, unit="us", factor=1e6), "turn": longer(kept, SMALL, unit="us", factor=1e6)}
+    return Measured(values, {"samples": len(taken[OURS])})
