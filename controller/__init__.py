@@ -6,9 +6,9 @@
         run = fleet.submit(["make", "test"])
         (ended,) = fleet.wait(run.id)
 
-Start reading at `store.file` (lock, fence and compare-and-swap), `engine.pending` (the life of a provider mutation) and
-`model.run`, `model.step`, `model.worker` (one machine each). Data flows one way: cli, api, engine, store and
-provider, model.
+Start reading at `store.file` (fence, compare-and-swap and commit point), `engine.pending` (the life of a provider
+mutation) and `model.run`, `model.step`, `model.worker` (one machine each). Data flows one way: cli, api, engine, store
+and provider, model.
 
 Where the design left a choice, it was made so:
 - the library is a layer of its own, `api`, between commands and engine: programs need settings and provider as well;
@@ -20,8 +20,23 @@ Where the design left a choice, it was made so:
 - a park counts its parker's own first send. So `sends` goes up before every send, the first included, at no extra
   commit, and is never below the truth;
 - an end that nobody can know, of a step whose worker is gone, spends the crash budget, not the failure budget;
-- the kernel locks of document and slots live in `store.locks`, beside `store.file`, which keeps fence, compare-and-swap
-  and durable write: both pages stay short enough to audit in one sitting;
+- the kernel locks of document and slots live in `store.locks`, and what needs no lock in `store.directory`, beside
+  `store.file`, which keeps fence, compare-and-swap and commit: each page stays short enough to audit in one sitting;
+- a journal is a file of its own for each checkpoint, `journal-R-N`, R being the revision it opens at, and is never
+  emptied for the next one: whoever reads is never overtaken, and what was written once is history as it stands. N tells
+  those apart that open at one revision: a fold commits nothing, so R alone would meet the one that a crash left;
+- the document's schema stays 2: what it means is unchanged, and its new member `journal`, which says what else has to
+  be read, is refused by name by every program that would not read that;
+- a whole document (init, a migration, an accepted edit, a restore) puts its events into the line that opens its
+  journal: history is then one chain of lines, with nothing to look up in documents that were written over;
+- a journal is folded in beyond 1 MiB and a fourth of the document, so that what a cold reader replays stays the lesser
+  part, and at each clean exit while the document is no larger than 1 MiB, so that at rest the file is what it says;
+- a document of up to 256 KiB is decoded whole, which costs a millisecond and finds a wrong record at once; records of
+  larger ones are decoded, and judged, when they are touched;
+- what a crash tears off is kept in a file of its own before it is cut off: it was never committed, and may still tell
+  somebody something;
+- by default history is kept by size, not by age: how long ago something happened does not say whether anybody still
+  asks, but a disk that the past has filled stops the present;
 - a look is not compared by wall clock with the last send: the commit of a send changes its slot, and a look speaks of a
   slot only if it was asked for after that. So a clock that was set strands no proof;
 - the loop applies several answers in one commit, each checked for its own scope: the commits of one process would wait

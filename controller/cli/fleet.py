@@ -267,11 +267,19 @@ def _unsound(integrity: Integrity, revision: int) -> Iterator[tuple[str, str]]:
         )
     if integrity.history == "ahead":
         both = f"history knows revision {integrity.history_revision}, the document is of revision {revision}"
-        yield f"{both}: an older document was put back; nothing can be changed", "put the newer document back"
+        yield (
+            f"{both}: an older document was put back; nothing can be changed",
+            "put the newer document back, or `controller state restore` goes on from this one",
+        )
+    if integrity.history == "forked":
+        yield (
+            "the journal's last line does not follow: something else than controller wrote it; nothing can be changed",
+            "`controller fsck` says where, `controller state restore` goes on from the line before it",
+        )
     if integrity.history == "missing":
         yield (
-            "history.jsonl is missing or cannot be read: what led here is not known",
-            "put it back if there is a copy; without it history begins again, and `controller fsck` says what is gone",
+            "history.jsonl is missing: what led here is not known",
+            "put it back if there is a copy; without it history begins with the next command that changes anything",
         )
 
 

@@ -16,6 +16,10 @@ from typing import Any
 
 import pytest
 
+from controller.clock import SystemClock
+from controller.provider.process import own_identity
+from controller.store import codec, segments
+from controller.store.file import FileStore
 from tests.behaviour.driver import Controller, Result
 
 _DIES = """
@@ -35,7 +39,7 @@ from controller.cli.main import main
 sys.exit(main())
 """
 
-CHANGES = ("open", "write", "rename", "link", "unlink")
+CHANGES = ("open", "write", "pwrite", "rename", "link", "unlink")
 """Calls that change what another process finds on disk, as the store makes them.
 
 A process that dies right after one of them leaves what it would leave just before the next: no other point differs.
@@ -98,9 +102,27 @@ def plain_rights(*prefix: str) -> tuple[str, ...]:
     return ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", *prefix)
 
 
+def store_of(controller: Controller) -> FileStore:
+    """The store over its state directory, for what no command tells."""
+    return FileStore(controller.state, clock=SystemClock(), whoami=own_identity(), command="test")
+
+
 def document(controller: Controller) -> dict[str, Any]:
+    """The document as it stands, whoever lives or was killed: `controller.json` and what its journal adds."""
+    content: dict[str, Any] = json.loads(codec.encode(store_of(controller).read().document))
+    return content
+
+
+def on_disk(controller: Controller) -> dict[str, Any]:
+    """`controller.json` itself, as whoever edits it sees it: the document at rest, one behind its journal otherwise."""
     content: dict[str, Any] = json.loads((controller.state / "controller.json").read_bytes())
     return content
+
+
+def durable(controller: Controller) -> dict[str, bytes]:
+    """Every byte of document and history, by file: what no refused command and no question changes."""
+    names = ["controller.json", *(segment.name for segment in segments.listed(controller.state))]
+    return {name: (controller.state / name).read_bytes() for name in names}
 
 
 def write_document(controller: Controller, content: Mapping[str, object]) -> bytes:
@@ -110,9 +132,24 @@ def write_document(controller: Controller, content: Mapping[str, object]) -> byt
     return data
 
 
+def make_whole(controller: Controller) -> bytes:
+    """Turn the directory into what a program from before the journal leaves: every commit wrote the whole document, and
+    its events into `history.jsonl`. Return the document's bytes.
+    """
+    store = store_of(controller)
+    events, stands = store.history(), store.read().document
+    for segment in segments.listed(controller.state):
+        (controller.state / segment.name).unlink()
+    (controller.state / segments.LEGACY).write_bytes(b"".join(codec.line_of(event) + b"\n" for event in events))
+    data = codec.encode(stands)
+    (controller.state / "controller.json").write_bytes(data)
+    return data
+
+
 def make_legacy(controller: Controller, pending: object = None) -> bytes:
-    """Turn the document into one that a schema-1 program wrote: one scalar, no digest of ours. Return its bytes."""
-    content = document(controller)
+    """Turn the directory into a schema-1 program's: one scalar, no digest of ours. Return the document's bytes."""
+    make_whole(controller)
+    content = on_disk(controller)
     content |= {"schema": 1, "pending_action": pending}
     del content["pending_actions"], content["digest"]
     return write_document(controller, content)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.behaviour.driver import Controller, Result
+from tests.behaviour.faults import durable
 from tests.behaviour.provider_program import Program, wait_until
 from tests.docs.runbook import Entry, arguments, entries, filled, missing
 
@@ -41,10 +42,10 @@ class Book:
 
     def is_refused(self, word: str, says: str, *, exit: int = 3, **values: object) -> None:  # noqa: A002 - as in Result
         """What *word* picks out of what the entry says is refused: it is, in these words, and changes nothing."""
-        before = self._document()
+        before = durable(self.controller)
         result = self._run(self._pick(word, self.entry.refused), exit, values)
         assert re.search(says, result.stdout + result.stderr), result
-        assert self._document() == before, f"it was refused, and changed something\n{result}"
+        assert durable(self.controller) == before, f"it was refused, and changed something\n{result}"
 
     def fails(self, word: str, says: str, *, exit: int, **values: object) -> None:  # noqa: A002 - as in Result
         """As `is_refused`, of a command that may have asked the provider, and noted what it said."""
@@ -64,9 +65,6 @@ class Book:
             (self.controller.home / line.rsplit(maxsplit=1)[-1]).write_text(result.stdout)
             (self.controller.home / line.rsplit(maxsplit=1)[-1]).chmod(0o600)
         return result
-
-    def _document(self) -> bytes:
-        return (self.controller.state / "controller.json").read_bytes()
 
     def is_done(self) -> None:
         """The page has nothing that was not typed; the document is sound, and the fleet goes on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.behaviour.driver import Controller
+from tests.behaviour.faults import call, durable
 from tests.behaviour.provider_program import Program
 
 STRACE = shutil.which("strace")
@@ -41,7 +43,9 @@ def full(controller: Controller) -> Iterator[tuple[Program, Path]]:
         pytest.skip("mounting a small file system is not allowed here")
     controller.state = disk / "state"
     try:
-        yield Program(controller), disk / "filler"
+        program = Program(controller)
+        controller.run("submit", "--queue", "mail", "--payload", "1", check=True)
+        yield program, disk / "filler"
     finally:
         controller.close()
         subprocess.run(["umount", str(disk)], check=True)
@@ -57,15 +61,22 @@ def fill(filler: Path) -> None:
             return
 
 
+def full_for(controller: Controller) -> str:
+    """A shell loop that commits what is shortest until that fails: no commit fits into what the journal has already."""
+    pause, resume = (shlex.join(controller.command("queue", verb, "mail")) for verb in ("pause", "resume"))
+    return f"(exec >/dev/null 2>&1; while :; do {pause} || exit; {resume} || exit; done)"
+
+
 def test_a_full_disk_at_park_time_asks_no_provider(full: tuple[Program, Path]) -> None:
     program, filler = full
     program.submit("a")
-    before = (program.controller.state / "controller.json").read_bytes()
     fill(filler)
+    assert call(program.controller, "sh", "-c", full_for(program.controller)).exit == 8
+    before = durable(program.controller)
     result = program.controller.run("reconcile", "--apply", "--json")
     assert result.exit == 8, result
     assert program.calls() == []
-    assert (program.controller.state / "controller.json").read_bytes() == before
+    assert durable(program.controller) == before
     assert [path for path in program.controller.state.iterdir() if "tmp" in path.name] == []
     filler.unlink()
     program.controller.run("reconcile", "--apply", check=True)
@@ -75,7 +86,8 @@ def test_a_full_disk_at_park_time_asks_no_provider(full: tuple[Program, Path]) -
 def test_a_disk_that_fills_during_a_create_leaves_it_parked_and_both_facts_are_told(full: tuple[Program, Path]) -> None:
     program, filler = full
     program.submit("a")
-    program.next("create", {"run": [["sh", "-c", f"cat /dev/zero > {filler} 2>/dev/null; true"]]})
+    fills = f"cat /dev/zero > {filler} 2>/dev/null; {full_for(program.controller)}; true"
+    program.next("create", {"run": [["sh", "-c", fills]]})
     result = program.controller.run("reconcile", "--apply")
     assert result.exit == 8, result
     told = result.stdout + result.stderr
@@ -89,7 +101,14 @@ def test_a_disk_that_fills_during_a_create_leaves_it_parked_and_both_facts_are_t
     assert program.controller.json("show", "slot:1")["slot"]["worker"]["id"] == program.workers()[0]["id"]
 
 
-@pytest.mark.parametrize(("syscall", "error"), [("fsync", "EIO"), ("write", "EFBIG"), ("rename", "EIO")])
+CALLS = (
+    *(("fsync", "EIO"), ("fdatasync", "EIO"), ("write", "EFBIG"), ("pwrite64", "ENOSPC"), ("rename", "EIO")),
+    *(("fallocate", "ENOSPC"), ("ftruncate", "EIO")),
+)
+"""What saving asks of the system, and how it may refuse."""
+
+
+@pytest.mark.parametrize(("syscall", "error"), CALLS)
 def test_a_failing_system_call_at_any_save_loses_and_doubles_nothing(
     controller: Controller, syscall: str, error: str
 ) -> None:

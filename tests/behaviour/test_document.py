@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.behaviour.driver import Controller
-from tests.behaviour.faults import call, document, files, tree, write_document
+from tests.behaviour.faults import call, files, on_disk, tree, write_document
 
 WRITES = (("submit", "--", "true"), ("withdraw", "r-1"), ("state", "accept"))
 QUESTIONS = (("status",), ("fsck",), ("show", "r-1"), ("runs",))
@@ -156,8 +156,9 @@ def test_d5_mode_and_group_are_kept(controller: Controller) -> None:
     group = 12_345 if os.geteuid() == 0 else os.getgroups()[-1]
     os.chown(path, -1, group)
     controller.run("submit", "--", "true", check=True)
-    status = path.stat()
-    assert (stat.S_IMODE(status.st_mode), status.st_gid) == (0o660, group)
+    journal = controller.state / on_disk(controller)["journal"]["file"]
+    for status in (path.stat(), journal.stat()):
+        assert (stat.S_IMODE(status.st_mode), status.st_gid) == (0o660, group)
     assert not [name for name in files(controller.state) if "tmp" in name]
 
 
@@ -167,7 +168,7 @@ def test_d5_mode_and_group_are_kept(controller: Controller) -> None:
 def test_an_edited_document_reads_and_refuses_change_until_it_is_accepted(controller: Controller) -> None:
     controller.init()
     controller.run("submit", "--", "true", check=True)
-    content = document(controller)
+    content = on_disk(controller)
     content["runs"]["r-1"]["max_attempts"] = 5
     edited = write_document(controller, content)
     error = controller.json("submit", "--", "true", exit=3)["error"]
@@ -190,7 +191,7 @@ def test_an_edited_document_reads_and_refuses_change_until_it_is_accepted(contro
 def test_an_edit_that_breaks_a_rule_is_not_accepted(controller: Controller) -> None:
     controller.init()
     controller.run("submit", "--", "true", check=True)
-    content = document(controller)
+    content = on_disk(controller)
     content["runs"]["r-1"]["state"] = "running"
     edited = write_document(controller, content)
     error = controller.json("state", "accept", exit=3)["error"]

@@ -23,8 +23,10 @@ SHOWN = re.compile(r"^\s*(?:\$ |[-*/0-9 ]*\*  )?(controller .+)$", re.MULTILINE)
 COMMANDS = [
     *("init", "submit", "wait", "reconcile", "run", "replay-pending", "status", "show", "runs", "history", "withdraw"),
     *("cancel", "retry", "logs", "explain", "drain", "fsck", "doctor", "state accept", "completion", "version"),
+    *("state backup", "state verify", "state restore", "state export", "state import"),
     *("release", "resume", "surrender", "abandon", "adopt", "delete-unrecorded", "cordon", "uncordon", "forget"),
     *("queue", *(f"queue {verb}" for verb in VERBS)),
+    *(f"state {verb}" for verb in ("backup", "verify", "restore", "export", "import")),
 ]
 END = "run hello succeeded\n"
 PLACEHOLDERS = {"RUN": "r-1", "CMD": "/bin/true", "COMMAND": "true", "[ARGUMENT...]": "", "N": "1", "slot:N": "slot:1"}
@@ -111,6 +113,17 @@ def ended(controller: Controller, *args: str) -> Result:
     return Result(controller.command(*args), process.returncode, stdout, stderr)
 
 
+def followed(controller: Controller, *args: str) -> Result:
+    """`history --follow` goes on for ever: here until it has told something."""
+    process = controller.popen(*args)
+    assert process.stdout is not None
+    told = process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (told != "", process.returncode) == (True, 130), stderr
+    return Result(controller.command(*args), process.returncode, told + stdout, stderr)
+
+
 def check(controller: Controller, fleet: Path, text: str) -> None:
     """The command means something: it is not refused as a usage error, nor does it fail by a bug."""
     args = typed(text)
@@ -120,8 +133,12 @@ def check(controller: Controller, fleet: Path, text: str) -> None:
         controller.home.joinpath(args[args.index("--proof") + 1]).write_text("{}")
     if "--file" in args:
         shutil.copytree(ROOT / "docs" / "examples", controller.home / "docs" / "examples")
-    serves = "run" in args or (args[:2] == ("queue", "work") and "--until-empty" not in args)
-    result = ended(controller, *args) if serves else controller.run(*args)
+    if "run" in args or (args[:2] == ("queue", "work") and "--until-empty" not in args):
+        result = ended(controller, *args)
+    elif args[0] == "history" and "--follow" in args:
+        result = followed(controller, *args)
+    else:
+        result = controller.run(*args)
     assert result.exit not in {1, 2}, str(result)
     assert "Traceback" not in result.stderr
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.behaviour.driver import Controller
+from tests.behaviour.faults import durable
 from tests.behaviour.provider_program import Program
 
 
@@ -108,7 +109,7 @@ def test_a_worker_that_is_not_the_recorded_one_is_shown_as_such_and_never_touche
     (known,) = program.workers()
     (program.home / "workers" / "1.json").write_text(json.dumps(known | changed))
     program.submit("b")
-    before = (controller.state / "controller.json").read_bytes()
+    before = durable(controller)
     calls = len(program.calls())
     plan = controller.json("reconcile")
     live = controller.json("status", "--live")["live"]
@@ -119,7 +120,7 @@ def test_a_worker_that_is_not_the_recorded_one_is_shown_as_such_and_never_touche
         assert one["will"].startswith("nothing: ")
         assert answer["classes"]["retained-for-investigation"] >= 1
         assert answer["complete"] is True
-    assert (controller.state / "controller.json").read_bytes() == before
+    assert durable(controller) == before
     text = controller.run("reconcile", check=True).stdout
     assert re.search(r"^SLOT +RECORDED +OBSERVED +CLASS +REASON +WILL$", text, re.MULTILINE)
     assert re.search(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
 import pytest
 
 from controller.model.codes import catalogue
 from tests.behaviour.driver import Controller
+from tests.behaviour.faults import on_disk, write_document
 from tests.behaviour.provider_program import wait_until
 
 
@@ -61,15 +61,16 @@ def test_a_refused_command_is_told_with_what_its_code_means(controller: Controll
 def test_a_document_that_history_contradicts_says_so_and_what_next(controller: Controller) -> None:
     controller.init()
     controller.run("submit", "--id", "a", "--", "true", check=True)
-    path = controller.state / "history.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    submitted = next(line for line in lines if line["event"] == "submitted")
-    claim = {**submitted, "n": 2, "event": "claim", "from": "queued", "to": "running", "token": 1}
-    path.write_text(path.read_text() + json.dumps(claim, separators=(",", ":")) + "\n")
+    sound = (controller.state / "controller.json").read_bytes()
+    content = on_disk(controller)
+    content["runs"]["a"]["state"] = "running"
+    write_document(controller, content)
     text = controller.run("explain", "a", check=True).stdout
-    assert "state: history says running, the document says queued" in text
+    assert "state: history says queued, the document says running" in text
     assert "next: controller fsck\n" in text
-    path.unlink()
+    (controller.state / "controller.json").write_bytes(sound)
+    (controller.state / "journal-1-0.jsonl").unlink()
+    assert controller.json("history")["events"] == [], "what led there was in that file"
     assert controller.json("explain", "a")["because"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.behaviour.driver import Controller
+from tests.behaviour.faults import durable
 from tests.behaviour.provider_program import Program, wait_until
 
 WHY = ("--reason", "the account was closed")
@@ -28,7 +29,7 @@ def test_without_its_flag_it_says_what_would_be_given_up_and_while_the_provider_
     program: Program,
 ) -> None:
     controller = program.controller
-    before = (controller.state / "controller.json").read_bytes()
+    before = durable(controller)
     answers = controller.run("forget", "1", *WHY, "--confirm-forget")
     assert (answers.exit, "the provider answers" in answers.stderr) == (3, True), str(answers)
     gone(program)
@@ -40,7 +41,7 @@ def test_without_its_flag_it_says_what_would_be_given_up_and_while_the_provider_
     dry = controller.run("forget", "1", "--dry-run", check=True).stdout
     assert "may be left, and cost money: worker vm-1-1" in dry
     assert controller.json("forget", "2", *WHY, "--confirm-forget", exit=4)["error"]["code"] == "not_found"
-    assert (controller.state / "controller.json").read_bytes() == before
+    assert durable(controller) == before
 
 
 def test_a_fleet_whose_provider_is_gone_is_wound_up_by_three_commands_and_goes_on_with_another(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 import pytest
 
+from controller import Controller as Library
 from tests.behaviour.driver import Controller
-from tests.behaviour.faults import CHANGES, document, run_dying
+from tests.behaviour.faults import CHANGES, document, durable, on_disk, run_dying, store_of
 
 
 def test_every_transition_has_one_event(controller: Controller) -> None:
@@ -59,24 +60,35 @@ def test_killed_anywhere_a_submit_is_whole_or_not_at_all_and_history_misses_noth
         assert controller.json("fsck")["ok"]
     else:
         pytest.fail("submit never ended by itself")
-    revision = document(controller)["revision"]
-    lines = [json.loads(line) for line in (controller.state / "history.jsonl").read_text().splitlines()]
-    assert [line["revision"] for line in lines] == list(range(1, revision + 1))
-    assert {line["subject"] for line in lines[1:]} == {f"run:{run}" for run in document(controller)["runs"]}
+    controller.run("submit", "--", "true", check=True)
+    told = controller.json("history")["events"]
+    assert [event["revision"] for event in told] == list(range(1, document(controller)["revision"] + 1))
+    assert {event["subject"] for event in told[1:]} == {f"run:{run}" for run in document(controller)["runs"]}
+    assert store_of(controller).leftovers() == ()
     assert not [path.name for path in controller.state.iterdir() if "tmp" in path.name]
+
+
+def segment_of(controller: Controller, revision: int) -> tuple[Path, int]:
+    """The journal that a commit was written to, and which line of it that is."""
+    mark = b'{"revision":%d,' % revision
+    for path in sorted(controller.state.glob("journal-*.jsonl")):
+        for number, line in enumerate(path.read_bytes().splitlines()):
+            if line.startswith(mark):
+                return path, number
+    raise AssertionError(f"no journal has revision {revision}")
 
 
 def test_fsck_finds_a_line_that_is_missing(controller: Controller) -> None:
     controller.init()
     for _ in range(3):
         controller.run("submit", "--", "true", check=True)
-    path = controller.state / "history.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:2] + lines[3:]))
+    path, number = segment_of(controller, 3)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:number] + lines[number + 1 :]))
     verdict = controller.json("fsck", exit=5)
     assert verdict["ok"] is False
-    assert [violation["id"] for violation in verdict["violations"]] == ["history-contiguous"]
-    assert "history-contiguous" in controller.run("fsck").stdout
+    assert [violation["id"] for violation in verdict["violations"]] == ["history-chain"]
+    assert "history-chain" in controller.run("fsck").stdout
 
 
 def test_history_that_is_ahead_is_noticed_and_refused(controller: Controller) -> None:
@@ -93,20 +105,121 @@ def test_history_that_is_ahead_is_noticed_and_refused(controller: Controller) ->
     assert (controller.state / "controller.json").read_bytes() == old
 
 
+def left_by_a_kill(controller: Controller, *command: str) -> Path:
+    """Kill the command right after its commit; the journal that has that alone."""
+    assert run_dying(controller, "pwrite", 2, *command).exit == -9
+    return controller.state / str(on_disk(controller)["journal"]["file"])
+
+
+def is_current(controller: Controller) -> bool:
+    """Whether `controller.json` alone is the document, but for what only a file has."""
+    own = {"journal", "digest"}
+    stands = {name: value for name, value in on_disk(controller).items() if name not in own}
+    return stands == {name: value for name, value in document(controller).items() if name not in own}
+
+
+def test_at_rest_the_file_is_the_document_and_behind_its_journal_after_a_kill(controller: Controller) -> None:
+    controller.init()
+    assert is_current(controller)
+    for number in range(1, 4):
+        for command in (("submit", "--", "true"), ("withdraw", f"r-{2 * number - 1}"), ("status",)):
+            controller.run(*command, check=True)
+            assert is_current(controller), command
+        left_by_a_kill(controller, "submit", "--", "true")
+        assert not is_current(controller)
+        assert on_disk(controller)["revision"] + 1 == document(controller)["revision"]
+        assert controller.json("status")["revision"] == document(controller)["revision"]
+        assert controller.json("show", f"r-{2 * number}")["run"]["state"] == "queued"
+        controller.run("status", check=True)
+        assert not is_current(controller), "a question writes nothing"
+    controller.run("submit", "--", "true", check=True)
+    assert is_current(controller)
+    assert controller.json("fsck")["ok"]
+
+
+def test_while_a_process_lives_the_file_may_be_behind_and_is_current_once_that_ended_well(
+    controller: Controller,
+) -> None:
+    controller.init()
+    with Library.open(controller.state) as fleet:
+        run = fleet.submit(["true"])
+        assert not is_current(controller)
+        assert controller.json("show", run.id)["run"]["state"] == "queued"
+        assert controller.json("status")["revision"] == on_disk(controller)["revision"] + 1
+    assert is_current(controller)
+
+
+def test_a_copy_from_before_the_last_fold_loses_nothing_since_its_journal_goes_on(controller: Controller) -> None:
+    controller.init()
+    before = (controller.state / "controller.json").read_bytes()
+    controller.run("submit", "--id", "a", "--", "true", check=True)
+    stands = document(controller)
+    (controller.state / "controller.json").write_bytes(before)
+    assert document(controller) == stands
+    assert controller.json("status")["integrity"]["history"] == "ok"
+    controller.run("submit", "--id", "b", "--", "true", check=True)
+    assert [event["subject"] for event in controller.json("history")["events"]] == ["fleet", "run:a", "run:b"]
+    assert controller.json("fsck")["ok"]
+
+
+def test_a_line_that_was_torn_was_never_committed_and_is_kept_apart(controller: Controller) -> None:
+    controller.init()
+    path = left_by_a_kill(controller, "submit", "--", "true")
+    sound = path.read_bytes().rstrip(b"\0")
+    for torn in (b'{"revision":3,"at":1', b"\0\0\1", sound.splitlines()[-1]):
+        end, revision = path.stat().st_size, document(controller)["revision"]
+        with path.open("ab") as file:
+            file.write(torn)
+        assert controller.json("status")["revision"] == revision
+        before = durable(controller)
+        controller.json("fsck", exit=None)
+        assert durable(controller) == before
+        path = left_by_a_kill(controller, "submit", "--", "true")
+        kept = controller.state / f"torn-{path.stem}-{end}"
+        assert kept.read_bytes() == torn
+        assert document(controller)["revision"] == revision + 1
+        last = controller.json("history")["events"][-1]
+        assert (last["event"], kept.name in last["detail"]) == ("torn_tail_kept", True)
+        assert controller.json("fsck")["ok"]
+
+
+def test_history_beyond_what_is_kept_is_dropped_from_its_beginning_and_nothing_else_is(controller: Controller) -> None:
+    controller.init()
+    controller.configure("history.keep", "bytes = 1")
+    for _ in range(50):
+        with Library.open(controller.state) as fleet:
+            fleet.submit(["true"])
+    told = [event["revision"] for event in controller.json("history")["events"]]
+    assert 1 < told[0] <= told[-1] == 51
+    assert told == list(range(told[0], 52))
+    assert len(document(controller)["runs"]) == 50
+    assert controller.json("fsck")["ok"]
+    assert controller.json("explain", "r-1")["because"]
+
+
 def test_fsck_tells_what_keeps_the_next_command_from_changing_anything(controller: Controller) -> None:
     controller.init()
-    controller.run("submit", "--id", "a", "--", "true", check=True)
-    path = controller.state / "history.jsonl"
+    path = left_by_a_kill(controller, "submit", "--id", "a", "--", "true")
     sound = path.read_bytes()
-    kept = controller.state.parent / "kept.jsonl"
-    for wrong in (sound.replace(b"run:a", b"run:b"), sound + b'{"revision":9,', None):
-        if wrong is None:
+    first, line = sound.splitlines(keepends=True)
+    kept = controller.home / "kept.jsonl"
+    for wrong in (sound.replace(b"run:a", b"run:b"), sound + line, first + first, line, b"", None, b"link"):
+        if wrong is None or wrong == b"link":
             path.rename(kept)
+        if wrong == b"link":
             path.symlink_to(kept)
-        else:
+        elif wrong is not None:
             path.write_bytes(wrong)
-        assert controller.run("submit", "--", "true").exit in {3, 8}
-        found = controller.json("fsck", exit=5)["violations"]
-        assert any(violation["id"].startswith("history") for violation in found), found
-        if wrong is not None:
-            path.write_bytes(sound)
+        done = controller.run("submit", "--", "true")
+        assert done.exit in {3, 7}, f"{wrong!r}: {done}"
+        assert str(path) in done.stderr
+        told = controller.run("fsck", "--json")
+        assert told.exit == (5 if done.exit == 3 else 7), f"{wrong!r}: {told}"
+        if told.exit == 5:
+            assert [each["id"] for each in told.json()["violations"]] == ["history-chain"]
+        else:
+            assert str(path) in told.json()["error"]["where"]
+        path.unlink(missing_ok=True)
+        path.write_bytes(sound)
+    controller.run("submit", "--", "true", check=True)
+    assert controller.json("fsck")["ok"]

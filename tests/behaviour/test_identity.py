@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.behaviour.driver import Controller, Result
-from tests.behaviour.faults import call, document, write_document
+from tests.behaviour.faults import call, on_disk, write_document
 from tests.behaviour.provider_program import wait_until
 
 PIDS = ("0", "-1", "1", "true", str(2**40))
@@ -75,7 +75,7 @@ def state_of(controller: Controller, name: str) -> str:
 
 def edited(controller: Controller, resource: str, pid: str) -> dict[str, Any]:
     """The document, with another identity for the worker in slot 1."""
-    content = document(controller)
+    content = on_disk(controller)
     worker = content["workers"]["1"]
     assert resource in worker["resources"], worker
     worker["resources"][resource] = {**worker["resources"][resource], "id": pid}
@@ -92,7 +92,7 @@ def at_another_time(controller: Controller, seconds: int, *args: str) -> Result:
 def test_p6_a_recorded_worker_that_is_not_the_one_there_is_never_signalled_and_its_run_is_cancelled_once_it_is(
     serving: Controller, bystander: subprocess.Popen[bytes], resource: str, pid: str
 ) -> None:
-    who, truth = supervisor(serving), document(serving)
+    who, truth = supervisor(serving), on_disk(serving)
     write_document(serving, edited(serving, resource, pid))
     serving.run("state", "accept", check=True)
     for args in (("cancel", "a"), ("reconcile", "--apply"), ("replay-pending",)):
@@ -100,7 +100,7 @@ def test_p6_a_recorded_worker_that_is_not_the_one_there_is_never_signalled_and_i
     assert (lives(who), bystander.poll(), state_of(serving, "a")) == (True, None, "running")
     (shown,) = serving.json("status", "--live")["live"]["slots"]
     assert (shown["class"], shown["reason"]) == ("retained-for-investigation", "identity_changed")
-    content = document(serving)
+    content = on_disk(serving)
     content["workers"]["1"]["resources"] = truth["workers"]["1"]["resources"]
     write_document(serving, content)
     serving.run("state", "accept", check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import stat
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.behaviour.driver import Controller
-from tests.behaviour.faults import call, document, run_dying, tree
+from tests.behaviour.faults import CHANGES, call, document, run_dying, tree
 
 
 def mode(path: Path) -> int:
@@ -26,7 +25,7 @@ def test_everything_is_private_whatever_the_umask(controller: Controller, umask:
     assert done.exit == 0, str(done)
     assert mode(controller.state) == 0o700
     assert {path.name: oct(mode(path)) for path in controller.state.iterdir()} == dict.fromkeys(
-        ("controller.json", "controller.toml", "controller.lock", "history.jsonl"), "0o600"
+        ("controller.json", "controller.toml", "controller.lock", "journal-1-0.jsonl"), "0o600"
     )
 
 
@@ -39,7 +38,10 @@ def test_a_second_init_is_refused_and_touches_nothing(controller: Controller) ->
     assert tree(controller.state) == before
 
 
-@pytest.mark.parametrize("sign", ["history.jsonl", "backup-schema1-9.json", "journal", "workers", "slots"])
+SIGNS = ("history.jsonl", "history-1-9.jsonl", "journal-1-0.jsonl", "journal", "backup-schema1-9.json")
+
+
+@pytest.mark.parametrize("sign", [*SIGNS, "workers", "slots"])
 def test_a_directory_with_signs_of_an_earlier_life_is_refused(controller: Controller, sign: str) -> None:
     controller.state.mkdir()
     (controller.state / sign).touch()
@@ -136,7 +138,7 @@ def test_options_do_not_overwrite_a_configuration_that_is_there(controller: Cont
     assert not (controller.state / "controller.json").exists()
 
 
-@pytest.mark.parametrize("name", ["write", "rename"])
+@pytest.mark.parametrize("name", CHANGES)
 def test_an_init_that_is_killed_leaves_a_document_or_is_completed_by_the_same_init(
     controller: Controller, name: str
 ) -> None:
@@ -159,5 +161,5 @@ def test_the_answer_for_people_names_what_was_made(controller: Controller) -> No
     done = controller.init()
     assert str(controller.state) in done.stdout
     assert "next: controller submit" in done.stdout
-    assert json.loads((controller.state / "history.jsonl").read_text())["event"] == "initialised"
+    assert [event["event"] for event in controller.json("history")["events"]] == ["initialised"]
     assert os.listdir(controller.home) == ["state"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.behaviour.driver import Controller, end_all_below
-from tests.behaviour.faults import call, document, locked, plain_rights, tree, wait_until_open
+from tests.behaviour.faults import call, document, durable, locked, plain_rights, tree, wait_until_open
 
 BUSY = 6
 SUBMIT = ("submit", "--json", "--", "true")
@@ -80,7 +80,7 @@ def test_l1_a_directory_that_must_not_be_written_is_no_quiet_busy(controller: Co
     controller.init()
     (controller.state / "controller.lock").unlink()
     controller.state.chmod(0o500)
-    before = (controller.state / "controller.json").read_bytes()
+    before = durable(controller)
     try:
         done = call(controller, *plain_rights(*controller.command(*SUBMIT)))
     finally:
@@ -88,7 +88,7 @@ def test_l1_a_directory_that_must_not_be_written_is_no_quiet_busy(controller: Co
     assert done.exit not in {0, 1, BUSY}, str(done)
     assert str(controller.state) in done.stdout
     assert "EACCES" in done.stdout
-    assert (controller.state / "controller.json").read_bytes() == before
+    assert durable(controller) == before
 
 
 def test_l1_a_read_only_file_system_is_no_quiet_busy(controller: Controller) -> None:

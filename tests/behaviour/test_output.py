@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from tests.behaviour.driver import Controller, Result
-from tests.behaviour.faults import call, locked, wait_until_open
+from tests.behaviour.faults import call, durable, locked, wait_until_open
 
 NOISY = {"PYTHONWARNINGS": "default", "COLUMNS": "20", "FORCE_COLOR": "1", "PYTHONDEVMODE": "1"}
 ANSWERS = (
@@ -106,12 +106,12 @@ def test_c1_a_reader_that_goes_away_costs_no_words(fleet: Controller) -> None:
 
 
 def test_an_answer_never_lands_in_a_file_that_took_the_place_of_a_closed_stdout(fleet: Controller) -> None:
-    before = (fleet.state / "controller.json").read_bytes()
+    before = durable(fleet)
     done = shell(fleet, '"$@" <&- >&- 2>&-', "submit", "--id", "y", "--", "true")
     assert done.exit == 0
     assert fleet.json("show", "y")["run"]["id"] == "y"
     assert fleet.json("fsck")["ok"]
-    assert (fleet.state / "controller.json").read_bytes() != before
+    assert durable(fleet) != before
 
 
 def test_text_has_colour_on_a_terminal_alone_and_never_against_the_will(fleet: Controller) -> None:

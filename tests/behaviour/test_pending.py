@@ -13,6 +13,7 @@ import pytest
 
 from controller.model.reason import EXPLAINED, Reason
 from tests.behaviour.driver import Controller
+from tests.behaviour.faults import document, durable
 from tests.behaviour.provider_program import Program, wait_until
 
 
@@ -22,8 +23,8 @@ def program(controller: Controller) -> Program:
 
 
 def parked(controller: Controller) -> dict[str, Any]:
-    """What the file holds, read past the command."""
-    pending: dict[str, Any] = json.loads((controller.state / "controller.json").read_bytes())["pending_actions"]
+    """What the store holds, read past the command."""
+    pending: dict[str, Any] = document(controller)["pending_actions"]
     return pending
 
 
@@ -137,11 +138,11 @@ def test_replay_pending_ignores_the_backoff_that_reconcile_respects(program: Pro
 
 def test_a_dry_run_and_a_plan_send_and_change_nothing(program: Program) -> None:
     program.submit("a")
-    before = (program.controller.state / "controller.json").read_bytes()
+    before = durable(program.controller)
     plan = program.controller.json("reconcile")
     assert [(each["slot"], each["type"], each["run"]) for each in plan["plan"]] == [(1, "create", "a")]
     program.controller.run("replay-pending", "--dry-run", check=True)
-    assert (program.controller.state / "controller.json").read_bytes() == before
+    assert durable(program.controller) == before
     assert program.calls() == []
 
 
@@ -277,9 +278,11 @@ def test_status_live_shows_recorded_beside_observed(program: Program) -> None:
 
 def test_a_pending_action_that_was_edited_is_never_sent_whatever_is_typed(program: Program) -> None:
     park_and_die(program, "a")
+    program.submit("b")  # whatever ends well leaves the file as the document is
     path = program.controller.state / "controller.json"
-    calls = len(program.calls())
-    path.write_bytes(path.read_bytes().replace(b'"type":"create"', b'"type":"crate"'))
+    calls, sound = len(program.calls()), path.read_bytes()
+    assert sound.count(b'"type":"create"') == 1
+    path.write_bytes(sound.replace(b'"type":"create"', b'"type":"crate"'))
     for command in (("reconcile",), ("reconcile", "--apply"), ("replay-pending",), ("replay-pending", "--dry-run")):
         assert program.controller.json(*command, exit=3)["error"]["code"] == "edited_outside"
     for command in (("status",), ("explain", "slot:1"), ("show", "slot:1")):
@@ -292,10 +295,10 @@ def test_a_configuration_that_cannot_be_meant_is_refused_before_anything_changes
     program: Program, command: tuple[str, ...]
 ) -> None:
     program.submit("a")
-    before = (program.controller.state / "controller.json").read_bytes()
+    before = durable(program.controller)
     program.controller.configure("fleet", "slotz = 3")
     assert program.controller.run(*command).exit == 2
-    assert (program.controller.state / "controller.json").read_bytes() == before
+    assert durable(program.controller) == before
 
 
 def test_an_action_that_is_too_old_is_said_not_to_be_sent_again(controller: Controller) -> None:

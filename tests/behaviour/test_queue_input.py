@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.behaviour.driver import Controller
-from tests.behaviour.faults import document
+from tests.behaviour.faults import document, durable
 
 MIB = 1 << 20
 HOUR = 3_600_000
@@ -36,11 +36,6 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def held(controller: Controller, filled: Path) -> Controller:
     shutil.copytree(filled, controller.state)
     return controller
-
-
-def durable(controller: Controller) -> tuple[bytes, bytes]:
-    """The bytes of document and history."""
-    return tuple((controller.state / name).read_bytes() for name in ("controller.json", "history.jsonl"))  # type: ignore[return-value]
 
 
 TOKEN = ("--token", "1")

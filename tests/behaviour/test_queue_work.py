@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.behaviour.driver import Controller, Result, Staying
-from tests.behaviour.faults import document
+from tests.behaviour.faults import document, durable
 from tests.behaviour.provider_program import wait_until
 
 
@@ -234,21 +234,21 @@ def test_a_program_that_cannot_be_run_is_refused_before_anything_is_claimed(
 ) -> None:
     (queue.home / "plain").write_text("#!/bin/sh\n")
     submit(queue, "waits")
-    before = (queue.state / "controller.json").read_bytes()
+    before = durable(queue)
     done = queue.run("queue", "work", "--", *argv)
     assert done.exit == 2, str(done)
-    assert (queue.state / "controller.json").read_bytes() == before
+    assert durable(queue) == before
 
 
 @pytest.mark.parametrize(
     "options", [("--lease", "0s"), ("--lease", "365d"), ("--jobs", "0"), ("--queue", "no name"), ("--owner", "")]
 )
 def test_options_that_cannot_be_meant_are_refused(queue: Controller, options: tuple[str, ...]) -> None:
-    before = (queue.state / "controller.json").read_bytes()
+    before = durable(queue)
     done = queue.run("queue", "work", *options, "--", "true")
     assert done.exit in (2, 3), str(done)
     assert "Traceback" not in done.stderr
-    assert (queue.state / "controller.json").read_bytes() == before
+    assert durable(queue) == before
 
 
 def test_the_queue_of_the_fleet_is_refused(queue: Controller) -> None:

@@ -11,13 +11,10 @@ from typing import Any
 import pytest
 
 from tests.behaviour.driver import Controller, Result, Staying
+from tests.behaviour.faults import durable
 from tests.behaviour.provider_program import Program, wait_until
 
 WHY = ("--reason", "it has to be")
-
-
-def document(controller: Controller) -> bytes:
-    return (controller.state / "controller.json").read_bytes()
 
 
 def worker(controller: Controller, slot: int = 1) -> Mapping[str, Any]:
@@ -38,10 +35,10 @@ def events(controller: Controller, subject: str, command: str) -> list[tuple[str
 
 def refused(controller: Controller, *args: str, exit: int = 3) -> Result:  # noqa: A002 - as in Result
     """What a refusal says; it has changed nothing."""
-    before = document(controller)
+    before = durable(controller)
     result = controller.run(*args)
     assert result.exit == exit, str(result)
-    assert document(controller) == before, f"it was refused, and changed something\n{result}"
+    assert durable(controller) == before, f"it was refused, and changed something\n{result}"
     return result
 
 
@@ -97,7 +94,7 @@ def test_without_its_flag_a_resume_says_what_it_would_do_and_what_to_type(failed
 
 
 def test_a_dry_run_needs_no_flag_and_no_reason(failed: Controller) -> None:
-    before = document(failed)
+    before = durable(failed)
     answer = failed.json("resume", "a", "--dry-run")
     assert answer == {
         "schema": "controller.resume/1",
@@ -109,7 +106,7 @@ def test_a_dry_run_needs_no_flag_and_no_reason(failed: Controller) -> None:
         "dry_run": True,
     }
     assert "nothing was changed" in failed.run("resume", "a", "--dry-run", check=True).stdout
-    assert document(failed) == before
+    assert durable(failed) == before
 
 
 @pytest.mark.parametrize(
@@ -119,9 +116,9 @@ def test_a_dry_run_needs_no_flag_and_no_reason(failed: Controller) -> None:
 def test_no_environment_confirms_or_gives_reasons(failed: Controller, verb: str, word: str, subject: str) -> None:
     name = f"CONTROLLER_{verb.upper()}"
     env = {f"{name}_CONFIRM_{word.upper()}": "1", f"{name}_CONFIRMED": "1", f"{name}_REASON": "inherited"}
-    before = document(failed)
+    before = durable(failed)
     assert failed.run(verb, subject, env=env).exit == 3
-    assert document(failed) == before
+    assert durable(failed) == before
 
 
 def test_compute_that_is_on_is_not_made_twice(controller: Controller) -> None:
@@ -302,10 +299,10 @@ def stray(program: Program, slot: int = 2, **fields: Any) -> None:
 def test_without_its_flag_adopt_tells_what_there_is_and_the_command_that_takes_it(controller: Controller) -> None:
     program = Program(controller)
     stray(program)
-    before = document(controller)
+    before = durable(controller)
     found = controller.json("adopt", "2")
     assert (found["dry_run"], found["found"]["id"], found["found"]["state"]) == (True, "vm-stray", "ready")
-    assert document(controller) == before
+    assert durable(controller) == before
     page = controller.run("adopt", "slot:2", check=True).stdout
     assert "vm-stray (x1)" in page
     then = f"controller adopt 2 --identity {found['found']['identity']} --reason WHY --confirm-adopt"
@@ -355,11 +352,11 @@ def test_nothing_unrecorded_is_exit_4(controller: Controller) -> None:
 def test_a_provider_that_does_not_answer_is_trouble_and_nothing_changes(controller: Controller) -> None:
     program = kept(controller)
     program.always("inventory", {"instead": "noise"})
-    before = (controller.state / "controller.json").read_bytes()
+    before = durable(controller)
     for line in (("resume", "a"), ("surrender", "a"), ("adopt", "2"), ("delete-unrecorded", "2")):
         answer = controller.json(*line, exit=5)
         assert answer["error"]["code"] == "provider_failed", line
-    assert (controller.state / "controller.json").read_bytes() == before
+    assert durable(controller) == before
 
 
 # cordon, uncordon, drain SLOT

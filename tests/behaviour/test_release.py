@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.behaviour.driver import Controller, Result
-from tests.behaviour.faults import CHANGES, document, run_dying
+from tests.behaviour.faults import CHANGES, document, durable, run_dying
 from tests.behaviour.provider_program import Program, wait_until
 
 
@@ -43,21 +43,17 @@ def write_proof(program: Program, **members: object) -> Path:
     return path
 
 
-def bytes_of(controller: Controller) -> bytes:
-    return (controller.state / "controller.json").read_bytes()
-
-
 def worker_of(controller: Controller, slot: int = 1) -> Any:
     """Its record; None without one."""
     return document(controller)["workers"].get(str(slot))
 
 
-def kept(program: Program, before: bytes, done: Result) -> None:
+def kept(program: Program, before: dict[str, bytes], done: Result) -> None:
     """It was refused, in words, and everything is as it was."""
     assert done.exit == 3, done
     assert "Traceback" not in done.stderr
     assert "next: " in done.stderr
-    assert bytes_of(program.controller) == before
+    assert durable(program.controller) == before
     assert len(program.workers()) == 1
 
 
@@ -77,15 +73,15 @@ def test_a_worker_waits_for_its_proof_is_released_by_it_once_and_then_does_the_n
     program.submit("b")
     controller.run("reconcile", "--apply", check=True)
     assert [call[0] for call in program.calls("did")] == ["create", "execute", "execute"]
-    before = bytes_of(controller)
+    before = durable(controller)
     again = controller.json("release", "a", "--proof", str(proof))
     assert (again["changed"], again["already"], again["proof"]) == (False, True, answer["proof"])
     assert "by this proof before" in controller.run("release", "a", "--proof", str(proof), check=True).stdout
-    assert bytes_of(controller) == before
+    assert durable(controller) == before
 
 
 def test_a_template_goes_to_a_file_says_beside_how_to_fill_it_in_and_does_not_pass_as_it_is(program: Program) -> None:
-    controller, before = program.controller, bytes_of(program.controller)
+    controller, before = program.controller, durable(program.controller)
     template = controller.run("release", "a", "--template", check=True)
     assert "sha256sum" in template.stderr
     path = controller.home / "proof.json"
@@ -118,18 +114,18 @@ def test_a_proof_that_does_not_fit_is_refused_with_what_is_wrong_in_it(
     program: Program, members: dict[str, object], code: str
 ) -> None:
     controller, path = program.controller, write_proof(program, **members)
-    before = bytes_of(controller)
+    before = durable(controller)
     error = controller.json("release", "a", "--proof", str(path), exit=3)["error"]
     assert error["code"] == code
     assert next(iter(members)) in error["what"] or "resource vm" in error["what"]
-    assert bytes_of(controller) == before
+    assert durable(controller) == before
     refusals = controller.json("status")["refusals"]
     assert [each["code"] for each in refusals] == [code]
 
 
 def test_a_file_that_is_a_link_a_pipe_huge_open_to_others_or_broken_is_no_proof(program: Program) -> None:
     controller, proof = program.controller, write_proof(program)
-    before, good = bytes_of(controller), proof.read_bytes()
+    before, good = durable(controller), proof.read_bytes()
     (controller.home / "link").symlink_to(proof)
     os.mkfifo(controller.home / "pipe")
     for name, content in (("half", good.rstrip()[:-1]), ("mark", b"\xef\xbb\xbf" + good), ("latin", b'"\xe9"')):
@@ -156,7 +152,7 @@ def test_a_file_that_is_a_link_a_pipe_huge_open_to_others_or_broken_is_no_proof(
 
 
 def test_nothing_but_a_proof_releases_where_one_is_asked_for(program: Program) -> None:
-    controller, before = program.controller, bytes_of(program.controller)
+    controller, before = program.controller, durable(program.controller)
     for options in ((), ("--confirm-release",), ("--dry-run",), ("--confirm-release", "--reason", "because")):
         done = controller.run("release", "a", *options)
         kept(program, before, done)
@@ -167,11 +163,11 @@ def test_nothing_but_a_proof_releases_where_one_is_asked_for(program: Program) -
 
 def test_a_dry_run_says_what_would_be_released_and_releases_nothing(program: Program) -> None:
     controller, proof = program.controller, write_proof(program)
-    before = bytes_of(controller)
+    before = durable(controller)
     done = controller.run("release", "a", "--proof", str(proof), "--dry-run", check=True)
     assert "the worker of slot 1 would be released from run a" in done.stdout
     assert "nothing was changed" in done.stdout
-    assert bytes_of(controller) == before
+    assert durable(controller) == before
 
 
 def test_a_release_waits_until_the_run_is_over_and_no_action_is_pending(controller: Controller) -> None:
@@ -180,7 +176,7 @@ def test_a_release_waits_until_the_run_is_over_and_no_action_is_pending(controll
     program.submit("a")
     program.always("execute", {"instead": "not today", "do": False})
     controller.run("reconcile", "--apply")
-    before = bytes_of(controller)
+    before = durable(controller)
     done = controller.run("release", "a", "--template")
     kept(program, before, done)
     assert "its execute is pending" in done.stderr
@@ -234,11 +230,11 @@ def test_the_process_kept_for_a_failed_run_is_released_with_the_command_that_the
         return worker is not None and worker["state"] == "deallocated"
 
     wait_until(is_stopped, "the end of the failed run's worker")
-    before = bytes_of(controller)
+    before = durable(controller)
     asked = controller.json("release", "f", "--reason", "looked at it", exit=3)["error"]
     assert asked["what"].startswith("nothing was done: it would release the worker of slot 1 from run f")
     assert asked["next"] == "controller release f --reason 'looked at it' --confirm-release"
-    assert bytes_of(controller) == before
+    assert durable(controller) == before
     done = controller.run("release", "f", "--reason", "looked at it", "--confirm-release", check=True)
     assert "next: controller reconcile --apply" in done.stdout
     controller.run("reconcile", "--apply", check=True)

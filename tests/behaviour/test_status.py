@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.behaviour.driver import Controller
-from tests.behaviour.faults import document, write_document
+from tests.behaviour.faults import document, durable, make_whole, on_disk, write_document
 
 
 def parked(controller: Controller, slot: int, **more: object) -> dict[str, Any]:
     """Write a worker being created and its parked action, as a crash leaves them; return the action."""
-    content = document(controller)
+    content = on_disk(controller)
     action = {
         "type": "create",
         "slot": slot,
@@ -95,7 +95,7 @@ def test_a_pending_mutation_shows_whole_in_text_and_json(controller: Controller)
 def test_an_action_whose_bytes_were_touched_still_shows(controller: Controller) -> None:
     controller.init()
     parked(controller, 1)
-    content = document(controller)
+    content = on_disk(controller)
     content["pending_actions"]["1"]["action"]["generation"] = 2
     write_document(controller, content)
     (pending,) = controller.json("status")["pending_mutations"]
@@ -172,21 +172,37 @@ def test_a_document_that_was_edited_or_is_older_than_history_says_so_in_words_an
     older = (controller.state / "controller.json").read_bytes()
     controller.run("submit", "--", "true", check=True)
     assert "edited" not in controller.run("status", check=True).stdout
+    controller.run("submit", "--", "true", check=True)
     (controller.state / "controller.json").write_bytes(older)
     text = controller.run("status", check=True).stdout
-    assert "history knows revision 2, the document is of revision 1" in text
+    assert "history knows revision 3, the document is of revision 2" in text, "its own journal has one commit more"
     assert "next: put the newer document back" in text
-    write_document(controller, {**document(controller), "draining": True})
+    write_document(controller, {**on_disk(controller), "draining": True})
     text = controller.run("status", check=True).stdout
     assert "was edited by something else than controller" in text
     assert "`controller state accept` takes it over" in text
 
 
-def test_a_history_that_is_gone_is_said_in_words(controller: Controller) -> None:
+def test_a_history_from_before_the_journal_that_is_gone_is_said_in_words(controller: Controller) -> None:
     controller.init()
     controller.run("submit", "--", "true", check=True)
+    make_whole(controller)
     (controller.state / "history.jsonl").unlink()
     assert "history.jsonl is missing" in controller.run("status", check=True).stdout
+
+
+def test_a_journal_that_is_gone_is_refused_by_name(controller: Controller) -> None:
+    controller.init()
+    controller.run("submit", "--", "true", check=True)
+    journal = controller.state / on_disk(controller)["journal"]["file"]
+    journal.unlink()
+    before = durable(controller)
+    for command in (("status",), ("show", "r-1"), ("submit", "--", "true"), ("state", "accept")):
+        error = controller.json(*command, exit=7)["error"]
+        assert error["code"] == "document_corrupt"
+        assert str(journal) in error["where"]
+        assert error["next"]
+    assert durable(controller) == before
 
 
 def test_ended_runs_alone_are_none_waiting_or_active(controller: Controller) -> None:
@@ -203,7 +219,7 @@ def test_explain_counts_in_words(controller: Controller) -> None:
     parked(controller, 1, sends=1)
     assert "A create is parked for slot 1" in (text := controller.run("explain", "slot:1", check=True).stdout)
     assert "sent once." in text
-    content = document(controller)
+    content = on_disk(controller)
     content["pending_actions"]["1"]["last_reason"] = "identity_refused"
     write_document(controller, content)
     assert "--confirm-abandon" in controller.run("explain", "slot:1").stdout
@@ -215,7 +231,7 @@ AT = 1_700_000_000_000
 
 def standing(controller: Controller, **sections: Any) -> dict[str, Any]:
     """The answer of status once these sections are in the document."""
-    write_document(controller, {**document(controller), **sections})
+    write_document(controller, {**on_disk(controller), **sections})
     answer: dict[str, Any] = controller.json("status")
     return answer
 

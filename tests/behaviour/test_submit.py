@@ -7,7 +7,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.behaviour.driver import Controller
-from tests.behaviour.faults import call, document
+from tests.behaviour.faults import call, document, durable
 
 
 def test_it_prints_the_id_and_nothing_else(controller: Controller) -> None:
@@ -67,10 +67,10 @@ def test_the_same_id_with_the_same_content_is_the_same_run(controller: Controlle
 def test_the_same_id_with_other_content_is_a_conflict_and_is_noted(controller: Controller) -> None:
     controller.init()
     controller.run("submit", "--id", "once", "--", "true", check=True)
-    before = (controller.state / "controller.json").read_bytes()
+    before = durable(controller)
     error = controller.json("submit", "--id", "once", "--", "false", exit=3)["error"]
     assert (error["code"], "once" in error["what"], "controller show once" in error["next"]) == ("conflict", True, True)
-    assert (controller.state / "controller.json").read_bytes() == before
+    assert durable(controller) == before
     (refusal,) = controller.json("status")["refusals"]
     assert (refusal["command"], refusal["code"], refusal["subject"]) == ("submit", "conflict", "run:once")
 

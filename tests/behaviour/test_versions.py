@@ -5,12 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
+from controller.model.records import Document
 from tests.behaviour.driver import Controller
-from tests.behaviour.faults import CHANGES, document, files, make_legacy, run_dying, write_document
+from tests.behaviour.faults import (
+    CHANGES,
+    document,
+    durable,
+    files,
+    make_legacy,
+    make_whole,
+    on_disk,
+    run_dying,
+    write_document,
+)
 
 SENTINEL = "superseded-by-pending-actions"
 
@@ -35,7 +48,7 @@ def action_for(controller: Controller, slot: int, **more: object) -> dict[str, A
 
 def give_worker(controller: Controller, slot: int) -> None:
     """A worker that is being created in *slot*, as the document must have it for its action."""
-    content = document(controller)
+    content = on_disk(controller)
     content["workers"][str(slot)] = {
         "slot": slot,
         "assignment": "a-1",
@@ -53,7 +66,7 @@ def give_worker(controller: Controller, slot: int) -> None:
 
 def test_v1_a_newer_schema_is_refused_naming_both_and_left_alone(controller: Controller) -> None:
     controller.init()
-    data = write_document(controller, {**document(controller), "schema": 3, "inventions": {"x": 1}})
+    data = write_document(controller, {**on_disk(controller), "schema": 3, "inventions": {"x": 1}})
     for command in (("submit", "--", "true"), ("withdraw", "r-1"), ("state", "accept"), ("status",), ("fsck",)):
         error = controller.json(*command, exit=7)["error"]
         assert error["code"] == "document_foreign"
@@ -66,7 +79,7 @@ def test_v1_a_newer_schema_is_refused_naming_both_and_left_alone(controller: Con
 def test_v1_an_unknown_field_is_never_dropped(controller: Controller, place: str) -> None:
     controller.init()
     controller.run("submit", "--", "true", check=True)
-    content = document(controller)
+    content = on_disk(controller)
     run = content["runs"]["r-1"]
     {"document": content, "run": run, "step": run["steps"][0], "counters": content["counters"]}[place]["invention"] = 1
     data = write_document(controller, content)
@@ -112,7 +125,8 @@ def test_a_scalar_that_is_no_action_or_not_for_a_slot_is_refused_before_anything
     controller: Controller,
 ) -> None:
     controller.init()
-    good = document(controller)
+    make_legacy(controller)
+    good = on_disk(controller)
     bad: list[object] = [
         "something",
         17,
@@ -123,8 +137,7 @@ def test_a_scalar_that_is_no_action_or_not_for_a_slot_is_refused_before_anything
         action_for(controller, 10_001),
     ]
     for scalar in bad:
-        write_document(controller, good)
-        data = make_legacy(controller, scalar)
+        data = write_document(controller, {**good, "pending_action": scalar})
         before = files(controller.state)
         for command in (("submit", "--", "true"), ("state", "accept"), ("status",)):
             done = controller.run(*command)
@@ -138,7 +151,8 @@ def test_a_scalar_that_disagrees_with_the_map_is_refused(controller: Controller)
     controller.init()
     give_worker(controller, 1)
     scalar, mapped = action_for(controller, 1), action_for(controller, 1, serial=2)
-    content = document(controller)
+    make_whole(controller)
+    content = on_disk(controller)
     content |= {"schema": 1, "pending_action": scalar}
     content["pending_actions"] = {"1": {"action": mapped, "parked_at": 1}}
     del content["digest"]
@@ -153,7 +167,7 @@ def test_a_schema_1_reader_refuses_the_sentinel(controller: Controller) -> None:
     controller.init()
     controller.run("submit", "--", "true", check=True)
     with pytest.raises(ValueError, match=SENTINEL):
-        schema_1_pending(document(controller))
+        schema_1_pending(on_disk(controller))
 
 
 def schema_1_pending(content: dict[str, Any]) -> dict[str, Any] | None:
@@ -166,22 +180,83 @@ def schema_1_pending(content: dict[str, Any]) -> dict[str, Any] | None:
 
 def test_a_document_of_schema_2_without_the_sentinel_is_refused(controller: Controller) -> None:
     controller.init()
-    data = write_document(controller, {**document(controller), "pending_action": None})
+    data = write_document(controller, {**on_disk(controller), "pending_action": None})
     done = controller.run("submit", "--", "true")
     assert done.exit == 7, str(done)
     assert SENTINEL in done.stderr
     assert (controller.state / "controller.json").read_bytes() == data
 
 
+# --- The document from before the journal
+
+
+class Whole(Document, frozen=True, forbid_unknown_fields=True):
+    """A document as the program read it that wrote all of it with each commit."""
+
+    digest: str = ""
+
+
+def test_a_document_from_before_the_journal_is_read_as_it_is_and_migrated_by_the_first_change(
+    controller: Controller,
+) -> None:
+    controller.init()
+    controller.run("submit", "--id", "a", "--", "true", check=True)
+    controller.run("withdraw", "a", check=True)
+    told = controller.json("history")["events"]
+    old = make_whole(controller)
+    before = durable(controller)
+    assert set(before) == {"controller.json", "history.jsonl"}
+    assert controller.json("status")["revision"] == 3
+    assert controller.json("show", "a")["run"]["state"] == "cancelled"
+    assert controller.json("history")["events"] == told
+    assert durable(controller) == before
+    controller.run("submit", "--id", "b", "--", "true", check=True)
+    assert [controller.json("show", run)["run"]["state"] for run in ("a", "b")] == ["cancelled", "queued"]
+    assert (on_disk(controller)["schema"], on_disk(controller)["revision"]) == (2, 5)
+    (backup,) = controller.state.glob("backup-whole-*.json")
+    assert backup.read_bytes() == old
+    assert durable(controller)["history.jsonl"] == before["history.jsonl"]
+    after = controller.json("history")["events"]
+    assert after[: len(told)] == told
+    assert [event["event"] for event in after[len(told) :]] == ["migrated", "submitted"]
+    assert controller.json("fsck")["ok"]
+
+
+def test_whoever_wrote_whole_documents_reads_the_backup_and_refuses_what_became_of_it(controller: Controller) -> None:
+    controller.init()
+    make_whole(controller)
+    controller.run("submit", "--", "true", check=True)
+    (backup,) = controller.state.glob("backup-whole-*.json")
+    assert msgspec.json.decode(backup.read_bytes(), type=Whole).revision == 1
+    with pytest.raises(msgspec.ValidationError, match="unknown field `journal`"):
+        msgspec.json.decode((controller.state / "controller.json").read_bytes(), type=Whole)
+
+
+def test_the_backup_of_a_migration_is_an_older_copy_until_the_journals_are_moved_away(controller: Controller) -> None:
+    controller.init()
+    controller.run("submit", "--id", "a", "--", "true", check=True)
+    make_whole(controller)
+    assert controller.run("submit", "--id", "a", "--", "false").exit == 3, "what is refused migrates too"
+    (backup,) = controller.state.glob("backup-whole-*.json")
+    (controller.state / "controller.json").write_bytes(backup.read_bytes())
+    assert controller.json("submit", "--", "true", exit=3)["error"]["code"] == "history_ahead"
+    for path in (*controller.state.glob("journal-*"), *controller.state.glob("history-*-*")):
+        path.rename(controller.home / path.name)
+    controller.run("submit", "--id", "b", "--", "true", check=True)
+    assert set(document(controller)["runs"]) == {"a", "b"}
+    assert controller.json("fsck")["ok"]
+
+
 # --- V2
 
 
+@pytest.mark.parametrize("make", [make_legacy, make_whole])
 @pytest.mark.parametrize("name", CHANGES)
 def test_v2_killed_anywhere_a_migration_is_finished_later_and_its_backup_is_whole(
-    controller: Controller, name: str
+    controller: Controller, name: str, make: Callable[[Controller], bytes]
 ) -> None:
     controller.init()
-    old = make_legacy(controller)
+    old = make(controller)
     template = controller.state
     for nth in range(1, 20):
         controller.state = controller.home / f"killed-{nth}"
@@ -191,18 +266,19 @@ def test_v2_killed_anywhere_a_migration_is_finished_later_and_its_backup_is_whol
             assert nth > 1, f"a migration makes no call of {name}: this test proves nothing"
             return
         assert done.exit == -9, str(done)
-        if document(controller)["schema"] == 2:
+        if (controller.state / "controller.json").read_bytes() != old:
             assert backups(controller) == [old]
         for run in ("second", "third"):
             controller.run("submit", "--id", run, "--", "true", check=True)
-        content = document(controller)
+        content = on_disk(controller)
         assert (content["schema"], content["pending_action"]) == (2, SENTINEL)
         assert set(content["runs"]) - {"first"} == {"second", "third"}
         assert backups(controller) == [old]
         assert not [left for left in files(controller.state) if "tmp" in left]
-        lines = (controller.state / "history.jsonl").read_text().splitlines()
-        revisions = {json.loads(line)["revision"] for line in lines}
-        assert revisions == set(range(1, content["revision"] + 1))
+        told = controller.json("history")["events"]
+        assert sorted({event["revision"] for event in told}) == list(range(1, content["revision"] + 1))
+        assert [event["event"] for event in told].count("migrated") == 1
+        assert controller.json("fsck")["ok"]
     pytest.fail("the migration never ended by itself")
 
 

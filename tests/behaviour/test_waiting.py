@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.behaviour.driver import Controller
+from tests.behaviour.faults import durable
 from tests.behaviour.provider_program import Program, wait_until
 
 GATED = "echo begun; read line < $HOME/gate; echo $line; exit ${code:-0}"
@@ -158,11 +159,11 @@ def test_one_that_failed_among_several_makes_it_exit_with_9(local: Controller) -
 def test_what_has_ended_is_told_at_once_whatever_the_settings_and_the_workers_are(local: Controller) -> None:
     local.run("submit", "--wait", "--id", "a", "--", "echo", "out", check=True)
     (local.state / "controller.toml").write_text("nonsense")
-    before = (local.state / "controller.json").read_bytes()
+    before = durable(local)
     result = local.run("wait", "a")
     assert (result.exit, result.stdout) == (0, "run a succeeded\n"), result
     assert local.run("wait", "--follow", "a").stdout == "out\n"
-    assert (local.state / "controller.json").read_bytes() == before
+    assert durable(local) == before
 
 
 def test_a_time_out_exits_with_6_and_leaves_the_run_going(local: Controller) -> None:
@@ -178,11 +179,11 @@ def test_a_time_out_exits_with_6_and_leaves_the_run_going(local: Controller) -> 
 
 def test_without_driving_it_only_watches(local: Controller) -> None:
     local.run("submit", "--id", "a", "--", "true", check=True)
-    before = (local.state / "controller.json").read_bytes()
+    before = durable(local)
     assert local.run("wait", "--no-drive", "--timeout", "600ms", "a").exit == 6
     watcher = local.popen("wait", "--no-drive", "a")
     stopped = local.popen("wait", "--no-drive", "--follow", "a")
-    assert (local.state / "controller.json").read_bytes() == before
+    assert durable(local) == before
     assert watcher.poll() is None
     stopped_by(stopped, signal.SIGTERM, "run a stays queued; next: controller wait --no-drive a")
     local.run("reconcile", "--apply", check=True)

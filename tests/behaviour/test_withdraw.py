@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.behaviour.driver import Controller
-from tests.behaviour.faults import document, write_document
+from tests.behaviour.faults import durable, on_disk, write_document
 
 
 def test_a_queued_run_becomes_cancelled_because_it_was_withdrawn(controller: Controller) -> None:
@@ -30,10 +30,10 @@ def test_a_second_withdraw_is_refused_changes_nothing_and_is_noted(controller: C
     controller.init()
     controller.run("submit", "--", "make", check=True)
     controller.run("withdraw", "r-1", check=True)
-    before = (controller.state / "controller.json").read_bytes()
+    before = durable(controller)
     error = controller.json("withdraw", "r-1", exit=3)["error"]
     assert (error["code"], error["what"]) == ("transition_refused", "run r-1 is withdrawn already")
-    assert (controller.state / "controller.json").read_bytes() == before
+    assert durable(controller) == before
     (refusal,) = controller.json("status")["refusals"]
     assert (refusal["command"], refusal["subject"]) == ("withdraw", "run:r-1")
     assert "r-1" in controller.run("status", check=True).stdout
@@ -42,7 +42,7 @@ def test_a_second_withdraw_is_refused_changes_nothing_and_is_noted(controller: C
 def test_a_run_that_a_worker_is_made_for_is_refused_naming_the_slot(controller: Controller) -> None:
     controller.init()
     controller.run("submit", "--", "make", check=True)
-    content = document(controller)
+    content = on_disk(controller)
     content["workers"]["3"] = {
         "slot": 3,
         "assignment": "a-1",
