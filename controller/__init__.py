@@ -44,13 +44,14 @@ Where the design left a choice, it was made so:
 - a provider that cannot say what there is is asked for nothing new; one that cannot describe itself is taken at its
   last word;
 - queues are several pages, not one: `engine.submission`, `leases` (what holders do), `upkeep` (what nobody's holder has
-  to do), `discovery` over `index` (what is next), `retention` and `browse`; `queue` keeps what people do with runs;
+  to do), `discovery` over `index` (what is next; `indexes` keep one from commit to commit, `ended` and `contents`
+  know what is needed rarely), `batches`, `retention` and `browse`; `queue` keeps what people do with runs;
 - a lease that ran out ends nothing until somebody reaps: its holder may still renew or complete, and what is taken back
   is due at once, since the lease was the wait;
 - a run whose key is full leaves the line. The ones next in order get that defer reason in the document, with the claim
   that passes them over; of the others it is computed for whoever looks, so that no claim pays for all of them;
-- the planner looks at every queued run once in a plan, and claims from that; an index of its own would have to follow
-  what the same draft folds;
+- the planner takes what it plans for from the index of the queues, in their order, and looks at no run that it cannot
+  use; what the same draft has changed is looked at in the draft;
 - a worker that is assigned and does not hold its run is not released: that is the whole of "kept". Without a proof
   asked for it is let go at once, also when its run went back to the queue, since a slot that waits for a run could wait
   for ever; with one it takes the next life of its own run itself, and a lost one keeps its assignment and its data;

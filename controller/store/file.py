@@ -204,10 +204,12 @@ class FileHold:
                 os.fsync(reading.checkpoint.handle.fd)
                 if reading.file is not None:
                     # Who appended the last lines may have seen a sync of them fail, and could tell nobody.
-                    disk.rewrite(reading.file.handle.fd, max(reading.end - _RENEWED, 0), reading.end)
+                    begin = max(min(reading.begin, reading.end - _RENEWED), 0)
+                    disk.rewrite(reading.file.handle.fd, begin, reading.end)
                     os.fsync(reading.file.handle.fd)
                 disk.sync_directory(self.store.directory)
             elif reading.file is not None and known.end != reading.end:
+                disk.rewrite(reading.file.handle.fd, min(known.end, reading.begin), reading.end)
                 os.fdatasync(reading.file.handle.fd)
         except OSError as error:
             raise self.uncertain(error) from error

@@ -79,12 +79,12 @@ class JournalFile:
 class Reading:
     """What stands there at one moment, unjudged.
 
-    `end`, `digest` and `revision` are those of the journal's last good line (of the document, without a journal).
-    `torn`: bytes behind it that are no line of it. `fork`: they are a whole line, and why it does not follow. `ahead`:
-    a later revision that some other file of the directory knows.
+    `begin`, `end`, `digest` and `revision` are those of the journal's last good line (of the document, without a
+    journal). `torn`: bytes behind it that are no line of it. `fork`: they are a whole line, and why it does not follow.
+    `ahead`: a later revision that some other file of the directory knows.
     """
 
-    __slots__ = ("ahead", "checkpoint", "digest", "document", "end", "file", "fork", "revision", "torn")
+    __slots__ = ("ahead", "begin", "checkpoint", "digest", "document", "end", "file", "fork", "revision", "torn")
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class Reading:
         document: Document,
         file: JournalFile | None,
         *,
+        begin: int = 0,
         end: int = 0,
         digest: str = "",
         revision: int = 0,
@@ -102,6 +103,7 @@ class Reading:
         self.checkpoint = checkpoint
         self.document = document
         self.file = file
+        self.begin = begin
         self.end = end
         self.digest = digest
         self.revision = revision
@@ -126,7 +128,14 @@ class Reading:
     def grown(self, document: Document, *, end: int, digest: str) -> Reading:
         """The same, with one more line."""
         return Reading(
-            self.checkpoint, document, self.file, end=end, digest=digest, revision=document.revision, ahead=self.ahead
+            self.checkpoint,
+            document,
+            self.file,
+            begin=self.end,
+            end=end,
+            digest=digest,
+            revision=document.revision,
+            ahead=self.ahead,
         )
 
 
@@ -251,6 +260,7 @@ class Reader:
                 checkpoint,
                 known.document,
                 file,
+                begin=known.begin,
                 end=known.end,
                 digest=known.digest,
                 revision=known.revision,
@@ -264,6 +274,7 @@ class Reader:
             checkpoint,
             replayed(known.document, scanned.lines, where),
             file,
+            begin=scanned.lines[-1].begin if scanned.lines else known.begin,
             end=scanned.end,
             digest=scanned.digest,
             revision=scanned.revision,
@@ -286,6 +297,7 @@ class Reader:
             checkpoint,
             replayed(checkpoint.decoded.document, scanned.lines[1:], where),
             file,
+            begin=scanned.lines[-1].begin if scanned.lines else 0,
             end=scanned.end,
             digest=scanned.digest,
             revision=scanned.revision,
@@ -316,6 +328,7 @@ class Reader:
             checkpoint,
             replayed(old.document, scanned.lines[1:], where),
             file,
+            begin=scanned.lines[-1].begin if scanned.lines else 0,
             end=scanned.end,
             digest=scanned.digest,
             revision=scanned.revision,

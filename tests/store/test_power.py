@@ -209,6 +209,14 @@ WENT_WRONG: Final = {
         [Act("commit", 0, (1,), Trouble("broken", "fdatasync")), Act("load", 1)],
         leaving(),
     ),
+    "the same, with a line of many pages": (
+        [Act("commit", 0, (100_000,), Trouble("broken", "fdatasync")), Act("load", 1)],
+        leaving(),
+    ),
+    "the same, by a process that knew what was before it": (
+        [Act("commit", 0, (1,)), Act("commit", 1, (1,), Trouble("broken", "fdatasync")), Act("load", 0)],
+        leaving(),
+    ),
     "a line whose sync failed, and which could not be undone, was lost from a closed journal": (
         [Act("commit", 0, (1,), Trouble("broken", "fdatasync")), Act("load", 0)],
         leaving(),
