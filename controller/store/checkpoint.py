@@ -36,7 +36,7 @@ _FRACTION: Final = 4
 """A journal is folded in once it is a fourth of the document: what a cold reader replays stays the lesser part."""
 
 _TORN: Final = "torn-"
-_UNFINISHED: Final = re.compile(r"\.(controller|backup|history)[^/]*\.tmp-([0-9]+)")
+_UNFINISHED: Final = re.compile(r"\.(controller|torn|backup|history)[^/]*\.tmp-([0-9]+)")
 """What was being written, and by whom. A copy is made without the lock: it is left over once its maker is gone."""
 MAX_NUMBER: Final = 1000
 
@@ -192,7 +192,7 @@ def leftovers(directory: Path, reading: Reading | None) -> tuple[Leftover, ...]:
 def _stale(directory: Path, name: str, reading: Reading | None) -> str:
     """What kind of leftover a file is; "" if it is none."""
     unfinished = _UNFINISHED.match(name)
-    if unfinished is not None and (unfinished[1] == "controller" or not os.path.exists(f"/proc/{unfinished[2]}")):
+    if unfinished is not None and (unfinished[1] in ("controller", "torn") or not os.path.exists(f"/proc/{unfinished[2]}")):
         return "temporary"
     if name.startswith(_TORN):
         return "torn_kept"

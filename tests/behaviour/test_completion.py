@@ -70,7 +70,7 @@ def slots(controller: Controller) -> Controller:
 def test_commands_complete_from_nothing_and_from_their_beginning(fleet: Controller) -> None:
     assert in_bash(fleet, "") == list(COMMANDS)
     assert in_bash(fleet, "re") == ["reconcile", "replay-pending", "retry", "release", "resume"]
-    assert in_bash(fleet, "state", "") == ["accept"]
+    assert in_bash(fleet, "state", "") == ["accept", "backup", "export", "import", "restore", "verify"]
     assert in_bash(fleet, "nonsense") == []
 
 

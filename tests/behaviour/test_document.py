@@ -182,6 +182,7 @@ def test_an_edited_document_reads_and_refuses_change_until_it_is_accepted(contro
         "revision": 3,
         "changed": True,
         "restored_slots": [],
+        "newer_records": [],
     }
     controller.run("submit", "--", "true", check=True)
     assert controller.json("show", "r-1")["run"]["max_attempts"] == 5

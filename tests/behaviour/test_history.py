@@ -107,7 +107,7 @@ def test_history_that_is_ahead_is_noticed_and_refused(controller: Controller) ->
 
 def left_by_a_kill(controller: Controller, *command: str) -> Path:
     """Kill the command right after its commit; the journal that has that alone."""
-    assert run_dying(controller, "pwrite", 2, *command).exit == -9
+    assert run_dying(controller, "pwrite", 3, *command).exit == -9
     return controller.state / str(on_disk(controller)["journal"]["file"])
 
 

@@ -41,7 +41,7 @@ def test_a_run_whose_claim_could_not_be_answered_is_given_back(queue: Controller
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("number", ["INT", "TERM", "HUP"])
 def test_a_run_that_is_claimed_as_a_signal_comes_is_given_back(queue: Controller, number: str) -> None:
-    inject = f"strace -f -qq -o /dev/null -e trace=rename -e inject=rename:signal={number}:when=1"
+    inject = f"strace -f -qq -o /dev/null -e trace=fdatasync -e inject=fdatasync:signal={number}:when=1"
     code, said = said_of(queue, under=inject)
     assert code != 0
     assert "run r-1 was given back" in said
