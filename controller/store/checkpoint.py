@@ -192,8 +192,9 @@ def leftovers(directory: Path, reading: Reading | None) -> tuple[Leftover, ...]:
 def _stale(directory: Path, name: str, reading: Reading | None) -> str:
     """What kind of leftover a file is; "" if it is none."""
     unfinished = _UNFINISHED.match(name)
-    if unfinished is not None and (unfinished[1] in ("controller", "torn") or not os.path.exists(f"/proc/{unfinished[2]}")):
-        return "temporary"
+    if unfinished is not None:
+        over = unfinished[1] in ("controller", "torn") or not os.path.exists(f"/proc/{unfinished[2]}")
+        return "temporary" if over else ""
     if name.startswith(_TORN):
         return "torn_kept"
     place = journal.parse_name(name)
