@@ -173,7 +173,7 @@ def export(call: Call, file: Path | None) -> None:
     For a move to another directory or host, with `controller state import`. It waits for nobody and overwrites nothing.
     """
     from controller.cli.text import counted, pairs, shown
-    from controller.store import backups, exports
+    from controller.store import copies, exports
 
     to_stdout = file is not None and str(file) == "-"
     if to_stdout and call.output.json:
@@ -184,9 +184,9 @@ def export(call: Call, file: Path | None) -> None:
         return
     if file is None:
         stem, now = f"export-{document.revision}", call.clock.now_ms()
-        path = backups.keep(call.store.directory, stem, ".jsonl", data, now=now)
+        path = copies.keep(call.store.directory, stem, ".jsonl", data, now=now)
     else:
-        path = backups.write(_target(file) or file, data)
+        path = copies.write(_target(file) or file, data)
     body = {"file": str(path), **_identity(document), "events": events, "size": len(data)}
     page = [
         *pairs(

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from controller.model.mapping import Records
 from controller.model.reason import Reason
 from controller.model.records import (
-    MAPS,
     MAX_TROUBLES,
     Counters,
     Disowned,
@@ -34,6 +33,19 @@ from controller.model.records import (
 
 K = TypeVar("K", bound=str | int)
 V = TypeVar("V")
+
+
+MAPS: Final[Mapping[str, type[Struct]]] = {
+    "runs": Run,
+    "workers": Worker,
+    "pending_actions": PendingAction,
+    "slots": Slot,
+    "queues": Queue,
+    "providers": Provider,
+    "finished": Tombstone,
+    "disowned": Disowned,
+}
+"""Sections that are maps, in file order, and what they hold."""
 
 
 class Edit(Struct, frozen=True):

@@ -443,19 +443,6 @@ class Document(Struct, frozen=True, forbid_unknown_fields=True):
     troubles: tuple[Trouble, ...] = ()
 
 
-MAPS: Final[Mapping[str, type[Struct]]] = {
-    "runs": Run,
-    "workers": Worker,
-    "pending_actions": PendingAction,
-    "slots": Slot,
-    "queues": Queue,
-    "providers": Provider,
-    "finished": Tombstone,
-    "disowned": Disowned,
-}
-"""Sections that are maps, in file order, and what they hold."""
-
-
 def new_document(fleet: str, lineage: str) -> Document:
     """Revision 0 of a new fleet: what `init` commits as revision 1."""
     return Document(SCHEMA, fleet, lineage, "", 0, Counters(), False, SENTINEL, ())

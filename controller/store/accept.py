@@ -15,9 +15,10 @@ import msgspec
 from msgspec import Raw, Struct, UnsetType, structs
 
 from controller.model.action import verify
+from controller.model.edit import MAPS
 from controller.model.errors import BrokenAction, EditedOutside, HistoryAhead, InvariantBroken
 from controller.model.invariants import AT_REST, against_history, violations
-from controller.model.records import MAPS, Document, Event, PendingAction
+from controller.model.records import Document, Event, PendingAction
 from controller.store import disk, journal
 from controller.store.file import FileStore
 from controller.store.migrations import back_up, lacking

@@ -12,19 +12,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
-from threading import get_ident
 
 from msgspec import Struct
 
-from controller.model.errors import AlreadyThere, DocumentCorrupt, DocumentFault, EditedOutside, Refusal
+from controller.model.errors import DocumentCorrupt, DocumentFault, EditedOutside
 from controller.model.invariants import AT_REST, Violation, violations
 from controller.model.records import Document
-from controller.store import codec, disk
+from controller.store import codec, copies, disk
 from controller.store.file import FileStore
 
 
@@ -61,9 +56,9 @@ def back_up(store: FileStore, target: Path | None) -> Kept:
     data = codec.encode(document)
     if target is None:
         disk.refuse_foreign_root(store.directory, os.stat(store.directory).st_uid)
-        made = keep(store.directory, f"backup-{document.revision}", ".json", data, now=store.clock.now_ms())
+        made = copies.keep(store.directory, f"backup-{document.revision}", ".json", data, now=store.clock.now_ms())
     else:
-        made = write(target, data)
+        made = copies.write(target, data)
     return Kept(made, document, codec.decode(data, str(made)).digest, len(data))
 
 
@@ -111,78 +106,3 @@ def read_file(path: Path) -> bytes:
         return disk.read_all(handle.fd)
     except OSError as error:
         raise disk.denied(error, path) or disk.unreadable(path, error) from error
-
-
-def keep(directory: Path, stem: str, suffix: str, data: bytes, *, now: int) -> Path:
-    """Write *data*, durably, to a file of *directory* under a name that nobody has; return that. Raises as `write`."""
-    with _written(directory / stem, data) as temporary, disk.storing(directory / stem):
-        made = fresh(directory, stem, suffix, now=now, source=temporary)
-    _sync_directory(made)
-    return made
-
-
-def fresh(directory: Path, stem: str, suffix: str, *, now: int, source: Path) -> Path:
-    """Give the file *source* another name, which nobody has. A link never replaces. Raises OSError."""
-    moment = f"{datetime.fromtimestamp(now // 1000, UTC):%Y%m%dT%H%M%SZ}"
-    for number in count():
-        target = directory / f"{stem}-{moment}-{number}{suffix}"
-        with suppress(FileExistsError):
-            os.link(source, target)
-            return target
-    raise AssertionError("there is no last number")
-
-
-def kept_before(directory: Path, stem: str, suffix: str, data: bytes) -> Path | None:
-    """The file that `keep` made of the very same bytes, synced once more. Raises StorageFailed."""
-    for found in sorted(directory.glob(f"{stem}-*{suffix}")):
-        with suppress(OSError):
-            if found.read_bytes() != data:
-                continue
-            with disk.storing(found):
-                handle = disk.Handle(os.open(found, os.O_RDONLY | os.O_CLOEXEC))
-                os.fsync(handle.fd)
-            _sync_directory(found)
-            return found
-    return None
-
-
-def write(target: Path, data: bytes) -> Path:
-    """Write *data* to *target*, durably and all at once: mode 0600, and only if nothing has that name.
-
-    Raises AlreadyThere, Refusal (there is no such directory), NotOurs, StorageFailed.
-    """
-    with _written(target, data) as temporary, disk.storing(target):
-        try:
-            os.link(temporary, target)
-        except FileExistsError as error:
-            raise AlreadyThere(
-                f"{target} is there already: nothing is overwritten", where=str(target), next="name another file"
-            ) from error
-    _sync_directory(target)
-    return target
-
-
-@contextmanager
-def _written(target: Path, data: bytes) -> Iterator[Path]:
-    """A synced file with *data*, under a name that goes when it has got its own."""
-    if not target.parent.is_dir():
-        raise Refusal(f"there is no directory {target.parent}", where=str(target), next="make it, or name another file")
-    # Not one of the names that whoever holds the document sweeps away: no lock is held here.
-    temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}-{get_ident()}")
-    try:
-        handle = disk.create(temporary)
-    except OSError as error:
-        raise disk.denied(error, temporary) or disk.storage_failed(target, error) from error
-    try:
-        with disk.storing(target):
-            disk.write_all(handle.fd, data)
-            os.fsync(handle.fd)
-        yield temporary
-    finally:
-        with suppress(OSError):
-            os.unlink(temporary)
-
-
-def _sync_directory(path: Path) -> None:
-    with disk.storing(path):
-        disk.sync_directory(path.parent)

@@ -3,8 +3,9 @@
 Not promised: that a fold which was killed leaves nothing. It leaves a temporary file, or a journal that no document
 names and nobody wrote to: the next holder removes both.
 
+    a temporary file, still empty                                 shows that what comes next is not finished
     the next journal, with nothing but its opening, synced        whoever reads now still reads the old pair
-    the document naming it, in a temporary file, synced
+    the document naming it, in the temporary file, synced
     the directory, synced                                         no crash shows a document whose journal has no name
     rename                                                        the commit point, if the document is a commit
     the directory, synced
@@ -22,19 +23,22 @@ from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Final
 
+from controller.model.keep import Keep
 from controller.model.records import Document, Event
-from controller.store import codec, disk, journal
+from controller.store import codec, disk, journal, segments
 from controller.store.protocol import Leftover
 from controller.store.reading import Checkpoint, JournalFile, Reading
 
 if TYPE_CHECKING:
-    from controller.store.file import FileHold
+    from controller.store.file import FileHold, FileStore
 
 SMALL: Final = 1 << 20
 """Bytes of a document that is written anew at each clean exit, and the least that a journal may grow to."""
 _FRACTION: Final = 4
 """A journal is folded in once it is a fourth of the document: what a cold reader replays stays the lesser part."""
 
+_MANY: Final = 32
+"""How many files of history there are before it is asked how much to keep."""
 _TORN: Final = "torn-"
 _UNFINISHED: Final = re.compile(r"\.(controller|torn|backup|history)[^/]*\.tmp-([0-9]+)")
 """What was being written, and by whom. A copy is made without the lock: it is left over once its maker is gone."""
@@ -121,6 +125,17 @@ def write(hold: FileHold, expected: Reading | None, document: Document, *, event
     reading = Reading(checkpoint, document, opened, end=len(first), digest=digest, revision=document.revision)
     store.latest = store.durable = reading
     return reading
+
+
+def tidy(store: FileStore, before: Reading, folded: Reading) -> None:
+    """After a fold: what history may lose, as the settings say. Raises StorageFailed."""
+    pending = folded.document.pending_actions.values()
+    needed_at = min((each.parked_at for each in pending), default=None)
+    name = "" if folded.file is None else folded.file.name
+    # Asking costs a short command more than its fold: only when there may be something to drop.
+    many = len(segments.listed(store.directory)) > _MANY or outgrown(before)
+    keep = store.keep() if many else Keep(None, None)
+    store.past.tidy(keep, named=name, now=store.clock.now_ms(), needed_at=needed_at)
 
 
 def _before(hold: FileHold, expected: Reading | None) -> codec.Named | None:

@@ -27,10 +27,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct, structs
 
+from controller.model.edit import MAPS
 from controller.model.errors import DocumentCorrupt, DocumentForeign, StrictError
 from controller.model.mapping import Records, Source
 from controller.model.records import (
-    MAPS,
     MAX_SLOTS,
     SCHEMA,
     SENTINEL,

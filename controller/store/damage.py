@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from controller.model.errors import DocumentFault
 from controller.model.records import Event
-from controller.store import backups, chain, disk, segments
+from controller.store import chain, copies, disk, segments
 
 DAMAGED: Final = "backup-damaged-"
 """What was set aside is called so: a sign that a fleet was here, and no part of its history."""
@@ -71,7 +71,7 @@ def set_aside(directory: Path, *, now: int) -> tuple[Path, ...]:
     with disk.storing(directory):
         for segment in segments.listed(directory):
             stem = f"{DAMAGED}{segment.name.removesuffix('.jsonl')}"
-            target = backups.fresh(directory, stem, ".jsonl", now=now, source=directory / segment.name)
+            target = copies.fresh(directory, stem, ".jsonl", now=now, source=directory / segment.name)
             os.unlink(directory / segment.name)
             moved.append(target)
         disk.sync_directory(directory)
@@ -88,7 +88,7 @@ def cut(directory: Path, name: str, offset: int, *, now: int) -> Path | None:
         behind = disk.read_all(handle.fd)[offset:].rstrip(b"\0")
         if not behind:
             return None
-        kept = backups.keep(directory, f"torn-{name.removesuffix('.jsonl')}-{offset}", "", behind, now=now)
+        kept = copies.keep(directory, f"torn-{name.removesuffix('.jsonl')}-{offset}", "", behind, now=now)
         os.ftruncate(handle.fd, offset)
         os.fsync(handle.fd)
     return kept

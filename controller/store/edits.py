@@ -10,10 +10,10 @@ from functools import reduce
 
 from msgspec import Struct
 
-from controller.model.edit import Edit, apply_edit, joined
+from controller.model.edit import MAPS, Edit, apply_edit, joined
 from controller.model.errors import InvariantBroken, ScopeExceeded
 from controller.model.invariants import Touched, regressions, violations
-from controller.model.records import MAPS, Document
+from controller.model.records import Document
 from controller.store.codec import Unstorable, line_of, storable
 from controller.store.protocol import Part, Scope
 

@@ -36,7 +36,7 @@ from controller.model.errors import (
 from controller.model.keep import Keep
 from controller.model.process import ProcessIdentity
 from controller.model.records import Document, Event
-from controller.store import checkpoint, disk, journal, segments
+from controller.store import checkpoint, disk, journal
 from controller.store.directory import LOCK, StateDirectory
 from controller.store.locks import DocumentLock
 from controller.store.protocol import Hold, Leftover, Loaded, Part, Scope
@@ -47,9 +47,6 @@ _AHEAD: Final = 1 << 20
 
 _RENEWED: Final = 1 << 16
 """How much of the end of a journal is written once more before it is built upon by a process that did not write it."""
-_MANY: Final = 32
-"""How many files of history there are before it is asked how much to keep."""
-
 _held: dict[tuple[int, int], tuple[int, int]] = {}
 """State directories held by this process, by inode so that no spelling of a path hides one, with (pid, thread)."""
 _suspect: set[tuple[int, int]] = set()
@@ -340,18 +337,8 @@ class FileHold:
             return False
         folded = checkpoint.write(self, reading, reading.document)
         with suppress(OSError, ControllerError):  # it is tidied by the next fold
-            self._tidy(reading, folded)
+            checkpoint.tidy(self.store, reading, folded)
         return True
-
-    def _tidy(self, before: Reading, folded: Reading) -> None:
-        store = self.store
-        pending = folded.document.pending_actions.values()
-        needed_at = min((each.parked_at for each in pending), default=None)
-        name = "" if folded.file is None else folded.file.name
-        # Asking costs a short command more than its fold: only when there may be something to drop.
-        many = len(segments.listed(store.directory)) > _MANY or checkpoint.outgrown(before)
-        keep = store.keep() if many else Keep(None, None)
-        store.past.tidy(keep, named=name, now=store.clock.now_ms(), needed_at=needed_at)
 
     def sweep(self) -> tuple[Leftover, ...]:
         """Put right what can be without knowing anything: what it was. Raises StorageFailed."""

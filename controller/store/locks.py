@@ -4,7 +4,8 @@ Not promised: order or fairness among waiters; anything on a file system without
 
 Both are kernel locks on descriptors of our own: they die with their process, whatever kills it, and nothing inherits
 them. A lock file is never the data file, never truncated and never removed. Its first line is a note about the holder,
-for people; what follows that line may be the rest of a longer, older note.
+for people; what follows that line may be the rest of a longer, older note. One byte far behind it is word of a sync
+that failed, for whoever holds the document next.
 
 The note of a slot lock also names the provider process that got the last request. That part outlives the holder: taking
 the lock keeps it, and only `clear` ends it, so whoever takes the lock next can find a provider that lives on.

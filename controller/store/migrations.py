@@ -9,10 +9,7 @@ carries, its bytes and key untouched. Whatever contradicts that is refused befor
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +34,7 @@ from controller.model.records import (
     Trouble,
     Worker,
 )
-from controller.store import disk
+from controller.store import copies
 from controller.store.codec import Decoded, said
 
 _NULL: Final = b"null"
@@ -163,47 +160,8 @@ def back_up(path: Path, data: bytes, decoded: Decoded, *, now: int) -> Path:
     Bytes that an earlier, killed migration has kept already are not kept twice.
     """
     what = f"schema{SCHEMA - 1}" if decoded.legacy else "whole"
-    stem = f"backup-{what}-{decoded.document.revision}-"
-    with disk.storing(path.with_name(f"{stem}*.json")):
-        for kept in sorted(path.parent.glob(f"{stem}*.json")):
-            with suppress(OSError):
-                if kept.read_bytes() == data:
-                    _synced(kept)
-                    return kept
-        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}-backup")
-        handle = disk.create(temporary)
-        try:
-            disk.write_all(handle.fd, data)
-            os.fsync(handle.fd)
-            target = _linked(temporary, stem + f"{datetime.fromtimestamp(now // 1000, UTC):%Y%m%dT%H%M%SZ}")
-        finally:
-            os.unlink(temporary)
-        disk.sync_directory(path.parent)
-        return target
-
-
-def _linked(temporary: Path, stem: str) -> Path:
-    """Give the finished file a name that nobody has: a link never replaces, and a killed copy never looks like a
-    backup.
-    """
-    number = 0
-    while True:
-        target = temporary.with_name(f"{stem}-{number}.json")
-        try:
-            os.link(temporary, target)
-        except FileExistsError:
-            number += 1
-        else:
-            return target
-
-
-def _synced(kept: Path) -> None:
-    fd = os.open(kept, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    disk.sync_directory(kept.parent)
+    stem = f"backup-{what}-{decoded.document.revision}"
+    return copies.keep_once(path.parent, stem, ".json", data, now=now)
 
 
 _MEND: Final = "mend that field by hand, or finish with the program that wrote it"

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Raw, structs
+from msgspec import Raw, Struct, structs
 
+from controller.model.edit import MAPS
 from controller.model.mapping import Records
-from controller.model.records import MAPS, MAX_TROUBLES, Document
+from controller.model.records import MAX_TROUBLES, Document
 from controller.store import codec, disk, journal
 from controller.store.history import History
 from controller.store.journal import Commit, Opening, Placed
@@ -76,7 +77,7 @@ class JournalFile:
             return ""
 
 
-class Reading:
+class Reading(Struct, eq=False):
     """What stands there at one moment, unjudged.
 
     `begin`, `end`, `digest` and `revision` are those of the journal's last good line (of the document, without a
@@ -84,32 +85,16 @@ class Reading:
     `ahead`: a later revision that some other file of the directory knows.
     """
 
-    __slots__ = ("ahead", "begin", "checkpoint", "digest", "document", "end", "file", "fork", "revision", "torn")
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        document: Document,
-        file: JournalFile | None,
-        *,
-        begin: int = 0,
-        end: int = 0,
-        digest: str = "",
-        revision: int = 0,
-        torn: bytes = b"",
-        fork: str | None = None,
-        ahead: int | None = None,
-    ) -> None:
-        self.checkpoint = checkpoint
-        self.document = document
-        self.file = file
-        self.begin = begin
-        self.end = end
-        self.digest = digest
-        self.revision = revision
-        self.torn = torn
-        self.fork = fork
-        self.ahead = ahead if ahead is not None and ahead > revision else None
+    checkpoint: Checkpoint
+    document: Document
+    file: JournalFile | None
+    begin: int = 0
+    end: int = 0
+    digest: str = ""
+    revision: int = 0
+    torn: bytes = b""
+    fork: str | None = None
+    ahead: int | None = None
 
     @property
     def edited(self) -> bool:
@@ -127,15 +112,23 @@ class Reading:
 
     def grown(self, document: Document, *, end: int, digest: str) -> Reading:
         """The same, with one more line."""
-        return Reading(
-            self.checkpoint,
-            document,
-            self.file,
-            begin=self.end,
-            end=end,
-            digest=digest,
-            revision=document.revision,
-            ahead=self.ahead,
+        revision = document.revision
+        return structs.replace(
+            self, document=document, begin=self.end, end=end, digest=digest, revision=revision, torn=b"", fork=None
+        )
+
+    def found(self, scanned: journal.Scanned, lines: tuple[Placed, ...], where: str) -> Reading:
+        """The same, with *lines* of what was found in the journal."""
+        return structs.replace(
+            self,
+            document=replayed(self.document, lines, where),
+            begin=scanned.lines[-1].begin if scanned.lines else self.begin,
+            end=scanned.end,
+            digest=scanned.digest,
+            revision=scanned.revision,
+            torn=scanned.torn,
+            fork=scanned.fork,
+            ahead=self.ahead if self.ahead is not None and self.ahead > scanned.revision else None,
         )
 
 
@@ -253,35 +246,13 @@ class Reader:
         if not data.startswith(seal):
             raise _Moved
         data = data[len(seal) :].rstrip(b"\0")
+        same = known.file is file and known.checkpoint is checkpoint
+        here = known if same else structs.replace(known, checkpoint=checkpoint, file=file)
         if still or not (data or known.torn):
-            if known.checkpoint is checkpoint and known.file is file:
-                return known
-            return Reading(
-                checkpoint,
-                known.document,
-                file,
-                begin=known.begin,
-                end=known.end,
-                digest=known.digest,
-                revision=known.revision,
-                torn=known.torn,
-                fork=known.fork,
-                ahead=known.ahead,
-            )
+            return here
         where = str(file.path)
         scanned = journal.scan(data, where, offset=known.end, previous=known.digest, revision=known.revision)
-        return Reading(
-            checkpoint,
-            replayed(known.document, scanned.lines, where),
-            file,
-            begin=scanned.lines[-1].begin if scanned.lines else known.begin,
-            end=scanned.end,
-            digest=scanned.digest,
-            revision=scanned.revision,
-            torn=scanned.torn,
-            fork=scanned.fork,
-            ahead=known.ahead,
-        )
+        return here.found(scanned, scanned.lines, where)
 
     @staticmethod
     def _is_still_torn(known: Reading, file: JournalFile) -> bool:
@@ -289,21 +260,9 @@ class Reader:
         return behind.rstrip(b"\0") == known.torn
 
     def _whole(self, checkpoint: Checkpoint, named: codec.Named, *, writable: bool) -> Reading:
-        file, data = self._opened(named.file, writable=writable)
-        where = str(self.directory / named.file)
-        scanned = journal.scan(data, where)
-        self._check_opening(checkpoint, named, scanned, where)
-        return Reading(
-            checkpoint,
-            replayed(checkpoint.decoded.document, scanned.lines[1:], where),
-            file,
-            begin=scanned.lines[-1].begin if scanned.lines else 0,
-            end=scanned.end,
-            digest=scanned.digest,
-            revision=scanned.revision,
-            torn=scanned.torn,
-            fork=scanned.fork,
-        )
+        file, scanned, _ = self._begun(checkpoint, named, writable=writable)
+        opened = Reading(checkpoint, checkpoint.decoded.document, file)
+        return opened.found(scanned, scanned.lines[1:], str(file.path))
 
     def _folded(self, known: Reading, checkpoint: Checkpoint, named: codec.Named, *, writable: bool) -> Reading | None:
         """The reading after a fold by somebody else, without decoding again what is known; None: it was no plain fold.
@@ -314,27 +273,19 @@ class Reader:
         old = self._tail(known, known.checkpoint)
         if old.file is None or old.torn or old.fork is not None:
             return None
-        file, data = self._opened(named.file, writable=writable)
-        where = str(self.directory / named.file)
-        scanned = journal.scan(data, where)
-        first = self._check_opening(checkpoint, named, scanned, where)
-        if first.events or (first.previous_file, first.previous, first.revision) != (
-            old.file.name,
-            old.digest,
-            old.document.revision,
-        ):
+        file, scanned, first = self._begun(checkpoint, named, writable=writable)
+        before = (old.file.name, old.digest, old.document.revision)
+        if first.events or (first.previous_file, first.previous, first.revision) != before:
             return None
-        return Reading(
-            checkpoint,
-            replayed(old.document, scanned.lines[1:], where),
-            file,
-            begin=scanned.lines[-1].begin if scanned.lines else 0,
-            end=scanned.end,
-            digest=scanned.digest,
-            revision=scanned.revision,
-            torn=scanned.torn,
-            fork=scanned.fork,
-        )
+        return Reading(checkpoint, old.document, file).found(scanned, scanned.lines[1:], str(file.path))
+
+    def _begun(
+        self, checkpoint: Checkpoint, named: codec.Named, *, writable: bool
+    ) -> tuple[JournalFile, journal.Scanned, Opening]:
+        """The journal that *checkpoint* names: open, what it holds, and its first line."""
+        file, data = self._opened(named.file, writable=writable)
+        scanned = journal.scan(data, str(file.path))
+        return file, scanned, self._check_opening(checkpoint, named, scanned, str(file.path))
 
     def _reopened(self, file: JournalFile) -> JournalFile:
         """The same file for a holder, who may append."""

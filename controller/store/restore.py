@@ -30,7 +30,7 @@ from controller.model.errors import (
 from controller.model.invariants import AT_REST, against_history, violations
 from controller.model.records import INITIALISED, Document, Event, RunState
 from controller.model.restore import RESTORED, Kind, Over, Since, gone_over, restored, since
-from controller.store import backups, codec, damage, disk, segments
+from controller.store import backups, codec, copies, damage, disk, segments
 from controller.store.file import FileHold, FileStore
 from controller.store.reading import Reading
 
@@ -309,5 +309,4 @@ def _keep(store: FileStore, reading: Reading | None) -> Path | None:
             if os.path.lexists(store.path):
                 raise
             return None
-    there = backups.kept_before(store.directory, stem, ".json", data)
-    return there or backups.keep(store.directory, stem, ".json", data, now=store.clock.now_ms())
+    return copies.keep_once(store.directory, stem, ".json", data, now=store.clock.now_ms())

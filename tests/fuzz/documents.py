@@ -15,10 +15,11 @@ from random import Random
 
 from controller.engine.fsck import Verdict, check
 from controller.engine.status import build, flights_of
+from controller.model.edit import MAPS
 from controller.model.errors import ControllerError
 from controller.model.invariants import AT_REST, violations
 from controller.model.policy import Policy
-from controller.model.records import MAPS, Document
+from controller.model.records import Document
 from controller.store import backups, codec
 from controller.store.file import FileStore
 from controller.store.protocol import Snapshot

@@ -18,12 +18,13 @@ from controller.engine.pending import Sender, Sent
 from controller.engine.planner import Ground
 from controller.engine.reconcile import Reconciler, Stop
 from controller.model.action import Action, action_of, verify
+from controller.model.edit import MAPS
 from controller.model.errors import ControllerError, ProviderFailed, TransitionRefused
 from controller.model.invariants import violations
 from controller.model.inventory import Inventory
 from controller.model.policy import Policy
 from controller.model.reason import Reason
-from controller.model.records import MAPS, ActionType, Document, Resource, WorkerState
+from controller.model.records import ActionType, Document, Resource, WorkerState
 from controller.provider import wire
 from controller.provider.fake import FakeProvider, Say
 from controller.provider.protocol import Outcome, Register, Unknown

@@ -65,6 +65,7 @@ def test_commands_under_mutated_settings(controller: Controller, seed: int) -> N
     (controller.state / "controller.toml").write_bytes(data)
     for words in (("doctor",), ("status", "--json")):
         orderly(controller.run(*words))
+    assert (controller.state / "controller.toml").read_bytes() == data
 
 
 @pytest.mark.parametrize("seed", range(3))

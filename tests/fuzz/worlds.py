@@ -14,8 +14,8 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from controller.clock import FakeClock
-from controller.model.edit import Edit
-from controller.model.records import MAPS, Document, Event
+from controller.model.edit import MAPS, Edit
+from controller.model.records import Document, Event
 from controller.store import codec
 from controller.store.create import initialise
 from controller.store.file import FileStore

@@ -66,7 +66,8 @@ def changed(items: dict[str, Item], change: Mapping[str, Item | None]) -> None:
             items[key] = item
 
 
-def same(records: Records[str, Item], items: dict[str, Item]) -> None:
+def same(records: Records[str, Item], items: dict[str, Item]) -> bool:
+    """True; anything that differs is asserted where it does."""
     assert list(records) == list(items)
     assert list(records.items()) == list(items.items())
     assert list(records.values()) == list(items.values())
@@ -82,6 +83,7 @@ def same(records: Records[str, Item], items: dict[str, Item]) -> None:
         for key, entry in records.raw_items()
     }
     assert list(found.items()) == list(items.items())
+    return True
 
 
 @settings(max_examples=200)
@@ -100,8 +102,7 @@ def test_any_changes_leave_what_they_leave_of_a_dict_in_the_same_order(
             given_: dict[str, Any] = {key: raw(each) if raws and each else each for key, each in change.items()}
             records = records.after(given_)
             history.append((records, dict(items)))
-        for each, was in history:
-            same(each, was)
+        assert all(same(each, was) for each, was in history)
 
 
 def test_what_a_dict_was_made_of_is_not_changed_by_what_comes_after() -> None:

@@ -18,7 +18,7 @@ from controller.model.errors import (
     EditedOutside,
     Refusal,
 )
-from controller.store import backups, codec, exports
+from controller.store import codec, copies, exports
 from controller.store.backups import back_up, read_backup
 from controller.store.exports import export, read_export
 from controller.store.file import FileStore
@@ -160,16 +160,16 @@ def test_a_backup_of_schema_1_is_read_as_what_it_stands_for(tmp_path: Path) -> N
 
 
 def test_a_kept_copy_is_found_by_its_bytes(tmp_path: Path) -> None:
-    first = backups.keep(tmp_path, "backup-1", ".json", b"x", now=kit.NOW)
-    assert backups.kept_before(tmp_path, "backup-1", ".json", b"x") == first
-    assert backups.kept_before(tmp_path, "backup-1", ".json", b"y") is None
-    second = backups.keep(tmp_path, "backup-1", ".json", b"y", now=kit.NOW)
+    first = copies.keep(tmp_path, "backup-1", ".json", b"x", now=kit.NOW)
+    assert copies.kept_before(tmp_path, "backup-1", ".json", b"x") == first
+    assert copies.kept_before(tmp_path, "backup-1", ".json", b"y") is None
+    second = copies.keep(tmp_path, "backup-1", ".json", b"y", now=kit.NOW)
     assert (first.name, second.name) == ("backup-1-20231114T221320Z-0.json", "backup-1-20231114T221320Z-1.json")
 
 
 def test_an_export_holds_document_settings_and_the_whole_history(store: FileStore, tmp_path: Path) -> None:
     data, document, events = export(store)
-    path = backups.write(tmp_path / "e.jsonl", data)
+    path = copies.write(tmp_path / "e.jsonl", data)
     found = read_export(path)
     assert found.held.document == document == store.read().document
     assert found.events == store.history()
@@ -191,19 +191,19 @@ def test_an_export_holds_document_settings_and_the_whole_history(store: FileStor
     ids=["no end", "torn", "touched", "a line less", "header alone"],
 )
 def test_a_broken_export_is_refused(store: FileStore, tmp_path: Path, spoil: object) -> None:
-    path = backups.write(tmp_path / "e.jsonl", spoil(export(store)[0]))  # type: ignore[operator]
+    path = copies.write(tmp_path / "e.jsonl", spoil(export(store)[0]))  # type: ignore[operator]
     with pytest.raises(DocumentCorrupt):
         read_export(path)
 
 
 def test_an_export_is_no_backup_and_the_way_to_use_it_is_named(store: FileStore, tmp_path: Path) -> None:
-    path = backups.write(tmp_path / "e.jsonl", export(store)[0])
+    path = copies.write(tmp_path / "e.jsonl", export(store)[0])
     with pytest.raises(DocumentCorrupt) as refused:
         read_backup(path)
     assert refused.value.next == f"controller state import {path}"
 
 
 def test_an_export_of_a_later_format_is_refused_as_later(store: FileStore, tmp_path: Path) -> None:
-    path = backups.write(tmp_path / "e.jsonl", export(store)[0].replace(b'{"export":1', b'{"export":2'))
+    path = copies.write(tmp_path / "e.jsonl", export(store)[0].replace(b'{"export":1', b'{"export":2'))
     with pytest.raises(DocumentForeign):
         read_export(path)

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Raw, Struct, inspect
 from msgspec.structs import replace
 
-from controller.model.edit import apply_edit
+from controller.model.edit import MAPS, apply_edit
 from controller.model.errors import DocumentCorrupt, DocumentFault, DocumentForeign
 from controller.model.mapping import Records
 from controller.model.reason import Reason
 from controller.model.records import (
-    MAPS,
     Counters,
     Document,
     Event,

@@ -47,18 +47,6 @@ def killed_at(nth: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield made
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """Revision 2, with one run, in the first journal."""
-    kit.submit(kit.fleet(tmp_path / "s"), "r-1")
-    return tmp_path / "s"
-
-
-@pytest.fixture
-def store(directory: Path) -> FileStore:
-    return kit.opened(directory)
-
-
 def told(directory: Path) -> tuple[object, object]:
     store = kit.opened(directory)
     return store.read().document, store.history()

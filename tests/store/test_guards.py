@@ -20,7 +20,7 @@ from controller.model.reason import Reason
 from controller.model.records import RunState, Worker, WorkerRef, WorkerState
 from controller.model.transition import Trigger
 from controller.store.accept import accept
-from controller.store.backups import write
+from controller.store.copies import write
 from controller.store.exports import export, read_export
 from controller.store.file import FileStore
 from controller.store.history import History
@@ -29,18 +29,6 @@ from tests.engine.queue.kit import restore as in_another_epoch
 from tests.store import kit
 from tests.store.pasts import NOW, folded
 from tests.store.test_disk import synced
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """Revision 2, with one run, in the first journal."""
-    kit.submit(kit.fleet(tmp_path / "s"), "r-1")
-    return tmp_path / "s"
-
-
-@pytest.fixture
-def store(directory: Path) -> FileStore:
-    return kit.opened(directory)
 
 
 def changes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -230,7 +218,7 @@ def test_a_commit_of_a_whole_document_that_was_killed_is_no_later_revision(tmp_p
 def test_a_fold_drops_no_history_that_a_pending_action_needs(
     directory: Path, monkeypatch: pytest.MonkeyPatch, parked: bool
 ) -> None:
-    monkeypatch.setattr("controller.store.file._MANY", 0)
+    monkeypatch.setattr("controller.store.checkpoint._MANY", 0)
     store = kit.opened(directory)
     store.keep = lambda: Keep(0, 0)
     if parked:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from controller.model.errors import AlreadyThere, Conflict, DocumentFault
-from controller.store import backups
+from controller.store import copies
 from controller.store.backups import back_up
 from controller.store.exports import export, take_in
 from controller.store.file import FileStore
@@ -23,7 +23,7 @@ def store(tmp_path: Path) -> FileStore:
 
 
 def test_a_fleet_moves_with_its_history_in_a_new_epoch(store: FileStore, tmp_path: Path) -> None:
-    file = backups.write(tmp_path / "e.jsonl", export(store)[0])
+    file = copies.write(tmp_path / "e.jsonl", export(store)[0])
     other = kit.opened(tmp_path / "new" / "place", command="state import")
     made = take_in(other, file, epoch="e1", acknowledge=False, told="", timeout=1)
     assert (made.document.lineage, made.document.epoch) == (kit.LINEAGE, "e1")
@@ -37,7 +37,7 @@ def test_a_fleet_moves_with_its_history_in_a_new_epoch(store: FileStore, tmp_pat
 
 def test_an_import_with_workers_or_parked_actions_needs_a_word(store: FileStore, tmp_path: Path) -> None:
     park(store)
-    file = backups.write(tmp_path / "e.jsonl", export(store)[0])
+    file = copies.write(tmp_path / "e.jsonl", export(store)[0])
     other = kit.opened(tmp_path / "new")
     with pytest.raises(Conflict, match="slot 3"):
         take_in(other, file, epoch="e1", acknowledge=False, told="", timeout=1)
@@ -47,7 +47,7 @@ def test_an_import_with_workers_or_parked_actions_needs_a_word(store: FileStore,
 
 @pytest.mark.parametrize("sign", ["controller.json", "history.jsonl", "backup-1.json", "journal-1-0.jsonl", "workers"])
 def test_nothing_is_imported_over_an_earlier_life(store: FileStore, tmp_path: Path, sign: str) -> None:
-    file = backups.write(tmp_path / "e.jsonl", export(store)[0])
+    file = copies.write(tmp_path / "e.jsonl", export(store)[0])
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / sign).write_text("of an earlier life")
     with pytest.raises(AlreadyThere):
@@ -56,7 +56,7 @@ def test_nothing_is_imported_over_an_earlier_life(store: FileStore, tmp_path: Pa
 
 
 def test_settings_that_are_there_already_are_kept(store: FileStore, tmp_path: Path) -> None:
-    file = backups.write(tmp_path / "e.jsonl", export(store)[0])
+    file = copies.write(tmp_path / "e.jsonl", export(store)[0])
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "controller.toml").write_text("# of this host\n")
     take_in(kit.opened(tmp_path / "new"), file, epoch="e1", acknowledge=False, told="", timeout=1)

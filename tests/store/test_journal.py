@@ -56,18 +56,6 @@ def last_digest(directory: Path) -> str:
     return found
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """Revision 2, with one run, in the first journal."""
-    kit.submit(kit.fleet(tmp_path / "s"), "r-1")
-    return tmp_path / "s"
-
-
-@pytest.fixture
-def store(directory: Path) -> FileStore:
-    return kit.opened(directory)
-
-
 # scanning
 
 

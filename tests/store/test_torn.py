@@ -21,19 +21,6 @@ from tests.store import kit
 from tests.store.test_file import break_disk
 from tests.store.test_journal import append, body, last_digest
 
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """Revision 2, with one run, in the first journal."""
-    kit.submit(kit.fleet(tmp_path / "s"), "r-1")
-    return tmp_path / "s"
-
-
-@pytest.fixture
-def store(directory: Path) -> FileStore:
-    return kit.opened(directory)
-
-
 # torn tails
 
 
@@ -294,9 +281,9 @@ def test_a_journal_that_was_given_up_after_a_failed_sync_keeps_its_place_in_hist
     assert found.history_fault() is None
 
 
-def test_what_could_not_be_taken_back_either_may_or_may_not_have_happened_and_is_written_anew(
-    store: FileStore, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def fail_and_leave_it(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit of r-2 whose sync fails, and whose line cannot be taken back."""
+
     def no(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
@@ -307,6 +294,12 @@ def test_what_could_not_be_taken_back_either_may_or_may_not_have_happened_and_is
         with pytest.raises(DurabilityFailed):
             hold.commit(loaded, kit.submitting(loaded.document, "r-2"))
         monkeypatch.undo()
+
+
+def test_what_could_not_be_taken_back_either_may_or_may_not_have_happened_and_is_written_anew(
+    store: FileStore, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_and_leave_it(store, monkeypatch)
     kit.submit(store, "r-3")
     found = kit.opened(directory)
     assert set(found.read().document.runs) == {"r-1", "r-2", "r-3"}
@@ -317,17 +310,7 @@ def test_what_was_torn_behind_a_failed_sync_is_kept_when_the_document_is_written
     store: FileStore, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The journal that is given up then is closed with its last line, not with what is none."""
-
-    def no(*_: object) -> None:
-        raise OSError(5, "Input/output error")
-
-    with store.hold(1) as hold:
-        loaded = hold.load()
-        break_disk("written", monkeypatch)
-        monkeypatch.setattr(os, "ftruncate", no)
-        with pytest.raises(DurabilityFailed):
-            hold.commit(loaded, kit.submitting(loaded.document, "r-2"))
-        monkeypatch.undo()
+    fail_and_leave_it(store, monkeypatch)
     append(directory, b"torn bytes")
     kit.submit(store, "r-3")
     assert [path.read_bytes() for path in directory.glob("torn-*")] == [b"torn bytes"]
