@@ -186,7 +186,7 @@ def test_without_driving_it_only_watches(local: Controller) -> None:
     assert durable(local) == before
     assert watcher.poll() is None
     stopped_by(stopped, signal.SIGTERM, "run a stays queued; next: controller wait --no-drive a")
-    local.run("reconcile", "--apply", check=True)
+    local.run("wait", "a", check=True)
     assert finish(watcher, 0)[0] == "run a succeeded\n"
 
 
