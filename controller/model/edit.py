@@ -70,9 +70,15 @@ class Edit(Struct, frozen=True):
     def empty(self) -> bool:
         return not self.events
 
+    def sections(self) -> dict[str, Mapping[Any, Any]]:
+        """The changed records of each section that has any, in file order."""
+        return {name: changes for name in MAPS if (changes := getattr(self, name))}
+
 
 class Table(Generic[K, V]):
     """One section seen through a draft: reads fall through to the document, writes stay here."""
+
+    __slots__ = ("_base", "changes")
 
     def __init__(self, base: Mapping[K, V]) -> None:
         self._base = base
@@ -209,7 +215,7 @@ def apply_edit(document: Document, edit: Edit) -> Document:
     """The next document: revision + 1, carrying the edit's events numbered from 1. *document* is left as it is."""
     revision = document.revision + 1
     sections: dict[str, Any] = {
-        name: Records.of(getattr(document, name)).after(changes) for name in MAPS if (changes := getattr(edit, name))
+        name: Records.of(getattr(document, name)).after(changes) for name, changes in edit.sections().items()
     }
     return structs.replace(
         document,

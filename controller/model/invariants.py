@@ -78,7 +78,7 @@ def violations(document: Document, touched: Touched | None = None) -> tuple[Viol
 def regressions(before: Document, after: Document, touched: Touched) -> tuple[Violation, ...]:
     """What no commit may lower: counters, the token of a run, the revision."""
     found = []
-    for name in before.counters.__struct_fields__:
+    for name in before.counters.__struct_fields__ if after.counters is not before.counters else ():
         old, new = getattr(before.counters, name), getattr(after.counters, name)
         if new < old:
             found.append(Violation(Check.COUNTER_LOWERED, "fleet", f"counter {name} would go from {old} to {new}"))
@@ -89,10 +89,8 @@ def regressions(before: Document, after: Document, touched: Touched) -> tuple[Vi
         run = after.runs.get(name)
         if run is None:
             continue
-        token = max(
-            before.runs[name].attempts if name in before.runs else 0,
-            before.finished[name].token if name in before.finished else 0,
-        )
+        earlier, stone = before.runs.get(name), before.finished.get(name)
+        token = max(0 if earlier is None else earlier.attempts, 0 if stone is None else stone.token)
         if run.attempts < token:
             what = f"token of run {name} would go from {token} to {run.attempts}"
             found.append(Violation(Check.TOKEN_LOWERED, f"run:{name}", what))
@@ -150,8 +148,9 @@ def _violations(document: Document, touched: Touched | None) -> Iterator[Violati
         if parked is not None:
             yield from _pending(document, slot, parked)
     for key in document.disowned if touched is None else sorted(touched.disowned):
-        if key in document.disowned:
-            yield from _disowned(key, document.disowned[key])
+        record = document.disowned.get(key)
+        if record is not None:
+            yield from _disowned(key, record)
     resources, ids = (None, None) if touched is None else (touched.resources, touched.ids)
     for slot, what in _shared(document.workers, resources, _resources):
         yield Violation(Check.RESOURCE_OWNER, f"slot:{slot}", what)

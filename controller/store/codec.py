@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
@@ -120,15 +120,12 @@ def storable(record: Struct, before: Struct | None = None) -> bytes:
     Only JSON as it came, and numbers beyond 64 bits, hold what that reader refuses and the typed one lets through. JSON
     that the record had *before* already was looked at then.
     """
-    from controller.model.strict import MAX_DEPTH, strict_loads
-
     kind = type(record)
     try:
         line = line_of(record)
-        if _LONG_NUMBER in line.translate(_DIGITS_ALIKE) or any(
-            isinstance(raw := getattr(record, name), Raw) and raw is not getattr(before, name, None)
-            for name in _RAW_FIELDS[kind]
-        ):
+        if _LONG_NUMBER in line.translate(_DIGITS_ALIKE) or _has_new_json(record, before, _RAW_FIELDS[kind]):
+            from controller.model.strict import MAX_DEPTH, strict_loads
+
             strict_loads(line, where="record", depth=MAX_DEPTH - 2)
         back = _RECORDS[kind].decode(line)
     except (StrictError, msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -136,6 +133,14 @@ def storable(record: Struct, before: Struct | None = None) -> bytes:
     if back != record and line_of(back) != line:
         raise Unstorable("it does not come back as what it is")
     return line
+
+
+def _has_new_json(record: Struct, before: Struct | None, names: Sequence[str]) -> bool:
+    for name in names:
+        raw = getattr(record, name)
+        if isinstance(raw, Raw) and raw is not getattr(before, name, None):
+            return True
+    return False
 
 
 def encode(document: Document, journal: Named | None = None) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -48,7 +49,7 @@ class StateDirectory:
         return str(self.directory)
 
     def read(self) -> Snapshot:
-        reading = self.current(follow=True, now_ns=self.clock.now_ms() * 1_000_000)
+        reading = self.current()
         known = reading.ahead
         if known is None:
             known = reading.revision
@@ -65,14 +66,22 @@ class StateDirectory:
             reading.fork,
         )
 
-    def current(self, *, follow: bool, now_ns: int, writable: bool = False) -> Reading:
-        """What stands there now; only what is new is read. Raises DocumentFault."""
+    def current(
+        self, *, follow: bool = True, now_ns: Callable[[], int] | None = None, writable: bool = False
+    ) -> Reading:
+        """What stands there now; only what is new is read. *now_ns*: a clock that is better than ours.
+
+        Raises DocumentFault.
+        """
         try:
-            reading = self._reader.read(self.latest, now_ns=now_ns, follow=follow, writable=writable)
+            reading = self._reader.read(self.latest, now_ns=now_ns or self._now_ns, follow=follow, writable=writable)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise missing(self.directory) from error
         self.latest = reading
         return reading
+
+    def _now_ns(self) -> int:
+        return self.clock.now_ms() * 1_000_000
 
     def usable(self, *, founding: bool) -> tuple[int, int]:
         """Everything that can be refused before a lock file is made. Returns what the directory is."""
@@ -108,7 +117,7 @@ class StateDirectory:
         return self._slots.note(slot)
 
     def history(self, subject: str | None = None) -> tuple[Event, ...]:
-        reading = self.current(follow=True, now_ns=self.clock.now_ms() * 1_000_000)
+        reading = self.current()
         if not reading.legacy:
             return self.past.events(subject)
         from controller.store.migrations import lacking
@@ -118,7 +127,7 @@ class StateDirectory:
         return tuple(event for event in events if subject in (None, event.subject))
 
     def history_fault(self) -> str | None:
-        reading = self.current(follow=True, now_ns=self.clock.now_ms() * 1_000_000)
+        reading = self.current()
         try:
             self.past.verify()
         except DocumentFault as error:
@@ -126,7 +135,7 @@ class StateDirectory:
         return None if reading.fork is None else f"the last line of its journal {reading.fork}"
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        reading = self.current(follow=True, now_ns=self.clock.now_ms() * 1_000_000)
+        reading = self.current()
         return checkpoint.leftovers(self.directory, reading)
 
     def note_refusal(self, command: str, code: str, what: str, subject: str) -> None:

@@ -128,12 +128,20 @@ def refuse_foreign_root(directory: Path, uid: int) -> None:
 
 def same_file(path: Path, fd: int) -> bool:
     """Whether *path* names the file that *fd* is open on."""
+    return leads_to(path, inode(os.fstat(fd)))
+
+
+def inode(status: os.stat_result) -> tuple[int, int]:
+    """What a file is, as long as somebody has it open: afterwards another may get the same."""
+    return status.st_dev, status.st_ino
+
+
+def leads_to(path: Path, known: tuple[int, int]) -> bool:
+    """Whether *path* names the file of that inode, which is open."""
     try:
-        named = os.stat(path)
+        return inode(os.stat(path)) == known
     except (FileNotFoundError, NotADirectoryError):
         return False
-    opened = os.fstat(fd)
-    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def create(path: Path, *, mode: int = PRIVATE, like: os.stat_result | None = None, flags: int = os.O_WRONLY) -> Handle:

@@ -10,7 +10,7 @@ from functools import reduce
 
 from msgspec import Struct
 
-from controller.model.edit import MAPS, Edit, apply_edit, joined
+from controller.model.edit import Edit, apply_edit, joined
 from controller.model.errors import InvariantBroken, ScopeExceeded
 from controller.model.invariants import Touched, regressions, violations
 from controller.model.records import Document
@@ -62,8 +62,8 @@ def _check_scope(edit: Edit, scope: Scope, where: str) -> None:
         "runs": runs,
         "finished": runs,
     }
-    for name in MAPS:
-        beyond = set(getattr(edit, name)) - set(allowed.get(name, ()))
+    for name, changes in edit.sections().items():
+        beyond = set(changes) - set(allowed.get(name, ()))
         if beyond:
             raise _exceeded(f"$.{name}.{min(beyond, key=str)}", scope, where)
     if edit.troubles:
@@ -94,19 +94,17 @@ def _body(document: Document, after: Document, edit: Edit, where: str) -> bytes:
     if edit.troubles:
         troubles = (_line(trouble, "$.troubles", where) for trouble in edit.troubles)
         parts.append(b'"troubles":[%b]' % b",".join(troubles))
-    for name in MAPS:
-        changes: Mapping[str | int, Struct | None] = getattr(edit, name)
-        if changes:
-            known: Mapping[str | int, Struct] = getattr(document, name)
-            lines = [
-                b"%b:%b"
-                % (
-                    line_of(str(key)),
-                    b"null" if each is None else _line(each, f"$.{name}.{key}", where, known.get(key)),
-                )
-                for key, each in changes.items()
-            ]
-            parts.append(b'"%b":{%b}' % (name.encode(), b",".join(lines)))
+    for name, changes in edit.sections().items():
+        known: Mapping[str | int, Struct] = getattr(document, name)
+        lines = [
+            b"%b:%b"
+            % (
+                line_of(str(key)),
+                b"null" if each is None else _line(each, f"$.{name}.{key}", where, known.get(key)),
+            )
+            for key, each in changes.items()
+        ]
+        parts.append(b'"%b":{%b}' % (name.encode(), b",".join(lines)))
     return b",".join(parts)
 
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from threading import get_ident
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
@@ -38,9 +39,12 @@ from controller.model.process import ProcessIdentity
 from controller.model.records import Document, Event
 from controller.store import checkpoint, disk, journal
 from controller.store.directory import LOCK, StateDirectory
-from controller.store.locks import DocumentLock
+from controller.store.locks import DocumentLock, LockFile
 from controller.store.protocol import Hold, Leftover, Loaded, Part, Scope
 from controller.store.reading import JournalFile, Reading
+
+if TYPE_CHECKING:
+    from controller.store.edits import Next
 
 _AHEAD: Final = 1 << 20
 """How much space is taken for a journal at once, from the second line on that a process appends."""
@@ -53,6 +57,14 @@ _suspect: set[tuple[int, int]] = set()
 """State directories where syncing failed in this process: what is visible there is written anew before it is built
 upon. Other processes are told by the lock file.
 """
+
+
+@cache
+def _next_document() -> Callable[..., Next]:
+    """Once: readers do not load what checks an edit, and asking for a module again costs as much as a small check."""
+    from controller.store.edits import next_document
+
+    return next_document
 
 
 class _Fenced(Loaded):
@@ -112,7 +124,7 @@ class FileStore(StateDirectory):
             self._unfolded |= hold.committed
             if _held.get(directory) == registered:
                 del _held[directory]
-            lock.close()
+            lock.handle.close()
         if hold.committed and self.latest is not None and checkpoint.outgrown(self.latest):
             self.fold()
 
@@ -138,7 +150,7 @@ class FileStore(StateDirectory):
 class FileHold:
     """One tenure of the document lock. Ends with its `with` block; a copy of it in a forked child holds nothing."""
 
-    def __init__(self, store: FileStore, lock: disk.Handle, directory: tuple[int, int]) -> None:
+    def __init__(self, store: FileStore, lock: LockFile, directory: tuple[int, int]) -> None:
         self.store = store
         self.open = True
         self.committed = False
@@ -146,8 +158,6 @@ class FileHold:
         self._pid = os.getpid()
         self._directory = directory
         self._fences: list[_Fenced] = []
-        # The lock file's own time, just written: the kernel's clock, the one that stamps the document too.
-        self._now_ns = os.fstat(lock.fd).st_ctime_ns
 
     def load(self) -> Loaded:
         self.check_lock()
@@ -163,6 +173,10 @@ class FileHold:
     def reading(self) -> Reading:
         """What stands there, unjudged. Raises DocumentFault."""
         return self.store.current(follow=False, now_ns=self._now_ns, writable=True)
+
+    def _now_ns(self) -> int:
+        """When the lock file was signed: by the kernel's clock, which stamps the document too."""
+        return os.fstat(self._lock.fd).st_ctime_ns
 
     def _judge(self, reading: Reading) -> None:
         where = str(self.store.path)
@@ -239,10 +253,8 @@ class FileHold:
         return self.reading()
 
     def commit(self, loaded: Loaded, edit: Edit, *, scope: Scope | None = None, parts: Sequence[Part] = ()) -> Document:
-        from controller.store.edits import next_document
-
         self.check_lock()
-        if not isinstance(loaded, _Fenced) or not any(loaded is known for known in self._fences):
+        if not isinstance(loaded, _Fenced) or loaded not in self._fences:
             raise FenceBroken(
                 "the document to change was not loaded inside this hold",
                 where=str(self.store.path),
@@ -252,7 +264,7 @@ class FileHold:
         self.check_unmoved(reading)
         if reading.torn and (edit.events or parts):
             edit = structs.replace(edit, events=(*edit.events, self._torn(reading)))
-        made = next_document(reading.document, edit, scope, str(self.store.path), parts=parts)
+        made = _next_document()(reading.document, edit, scope, str(self.store.path), parts=parts)
         self._fences.clear()
         self._append(reading, made.document, made.body)
         return made.document
@@ -367,7 +379,7 @@ class FileHold:
         path = self.store.lock_path
         why = "the hold is over" if not self.open else "this is a forked copy" if self._pid != os.getpid() else ""
         try:
-            if not why and not disk.same_file(path, self._lock.fd):
+            if not why and not disk.leads_to(path, self._lock.inode):
                 why = "its file was removed or replaced"
         except OSError as error:
             why = f"its file cannot be looked at: {disk.says(error)}"

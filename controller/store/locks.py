@@ -65,6 +65,20 @@ def _locking() -> Callable[..., bool]:
     return lock_descriptor
 
 
+class LockFile:
+    """A lock file, open: `inode` is what it is, whatever its path names by now. Without the handle it is unlocked."""
+
+    __slots__ = ("handle", "inode")
+
+    def __init__(self, handle: disk.Handle, inode: tuple[int, int]) -> None:
+        self.handle = handle
+        self.inode = inode
+
+    @property
+    def fd(self) -> int:
+        return self.handle.fd
+
+
 class DocumentLock:
     """The lock of one document, which a process takes again and again."""
 
@@ -76,7 +90,7 @@ class DocumentLock:
         self.waited: tuple[float, str] | None = None
         """While it is waited for: since when on the monotonic clock, and who holds it, for whoever shows that."""
 
-    def acquire(self, timeout: float, *, still: Callable[[], object]) -> disk.Handle:
+    def acquire(self, timeout: float, *, still: Callable[[], object]) -> LockFile:
         """The lock, on the file that its path names now; closing the handle releases it.
 
         Contention is waited for, up to *timeout* seconds (LockBusy); anything else is raised at once (LockUnusable,
@@ -89,7 +103,7 @@ class DocumentLock:
         while True:
             try:
                 taken = lock_descriptor(lock.fd, blocking=False)
-                ours = disk.same_file(self._path, lock.fd)
+                ours = disk.leads_to(self._path, lock.inode)
             except OSError as error:
                 raise unusable(self._path, error) from error
             if taken and ours:
@@ -113,12 +127,12 @@ class DocumentLock:
                 self._clock.sleep(min(pause, started + timeout - now))
 
     @staticmethod
-    def is_doubted(lock: disk.Handle) -> bool:
+    def is_doubted(lock: LockFile) -> bool:
         """Whether a holder whose sync failed has left word of it."""
         return os.pread(lock.fd, 1, _DOUBT_AT) == _DOUBT
 
     @staticmethod
-    def doubt(lock: disk.Handle, doubted: bool) -> None:
+    def doubt(lock: LockFile, doubted: bool) -> None:
         """Leave word to every later holder that what is visible may not be on disk; or take it back.
 
         It need not survive a power cut: what is on disk then is the truth.
@@ -131,8 +145,10 @@ class DocumentLock:
         disk.
         """
         note = _Holder(self._whoami.pid, self._command, self._clock.now_ms())
-        with suppress(OSError):
+        try:
             os.pwrite(fd, msgspec.json.encode(note) + b"\n", 0)
+        except OSError:
+            return
 
     @staticmethod
     def _holder(fd: int) -> str:
@@ -174,7 +190,7 @@ class SlotLocks:
             lock = open_lock(path)
             try:
                 taken = lock_descriptor(lock.fd, blocking=False)
-                ours = disk.same_file(path, lock.fd)
+                ours = disk.leads_to(path, lock.inode)
             except OSError as error:
                 raise unusable(path, error) from error
             if ours:
@@ -193,7 +209,7 @@ class SlotLocks:
                 if held.note.readable:
                     held.write(structs.replace(held.note, controller=None, command="", since=None))
             held.open = False
-            lock.close()
+            lock.handle.close()
 
     def note(self, slot: int) -> SlotNote:
         try:
@@ -229,7 +245,7 @@ class SlotLocks:
 
 
 class _SlotHold:
-    def __init__(self, path: Path, lock: disk.Handle, note: SlotNote, clock: Clock) -> None:
+    def __init__(self, path: Path, lock: LockFile, note: SlotNote, clock: Clock) -> None:
         self.open = True
         self._clock = clock
         self.note = note
@@ -237,7 +253,7 @@ class _SlotHold:
         self._lock = lock
 
     def check(self) -> None:
-        if not self.open or not disk.same_file(self._path, self._lock.fd):
+        if not self.open or not disk.leads_to(self._path, self._lock.inode):
             raise LockLost(
                 "this slot's lock file was removed or replaced",
                 where=str(self._path),
@@ -272,15 +288,16 @@ def _read(fd: int) -> SlotNote:
         return SlotNote(readable=False)
 
 
-def open_lock(path: Path) -> disk.Handle:
+def open_lock(path: Path) -> LockFile:
     """The lock file, made if missing. Raises LockUnusable or NotOurs, with path and errno."""
     try:
         handle = disk.opened(path)
-        if not stat.S_ISREG(os.fstat(handle.fd).st_mode):
+        status = os.fstat(handle.fd)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
     except OSError as error:
         raise disk.denied(error, path) or unusable(path, error) from error
-    return handle
+    return LockFile(handle, disk.inode(status))
 
 
 def unusable(path: Path, error: OSError) -> LockUnusable:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -144,7 +144,7 @@ class Reader:
         self.path = path
         self.past = past
 
-    def read(self, known: Reading | None, *, now_ns: int, follow: bool, writable: bool) -> Reading:
+    def read(self, known: Reading | None, *, now_ns: Callable[[], int], follow: bool, writable: bool) -> Reading:
         """What stands there. *now_ns* tells how old a change time is. *writable*: for a holder, who may append.
 
         Raises DocumentFault; FileNotFoundError and NotADirectoryError when there is no document.
@@ -183,10 +183,11 @@ class Reader:
         digest = checkpoint.decoded.digest
         return Reading(checkpoint, document, None, digest=digest, revision=document.revision, ahead=ahead)
 
-    def _checkpoint(self, known: Reading | None, now_ns: int, *, follow: bool) -> Checkpoint:
+    def _checkpoint(self, known: Reading | None, now_ns: Callable[[], int], *, follow: bool) -> Checkpoint:
         old = None if known is None else known.checkpoint
         if old is not None and old.settled and self._stands(old):
             return old
+        now = now_ns()  # before the file is looked at: while a large one is read, more of it may come
         try:
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
             handle = disk.Handle(os.open(self.path, flags))
@@ -199,7 +200,7 @@ class Reader:
             raise
         except OSError as error:
             raise disk.denied(error, self.path) or disk.unreadable(self.path, error) from error
-        settled = identity.ctime_ns <= now_ns - disk.SETTLED_NS
+        settled = identity.ctime_ns <= now - disk.SETTLED_NS
         if old is not None and old.identity == identity and old.data == data:
             old.settled = settled
             return old

@@ -139,12 +139,12 @@ def test_no_look_settles_a_slot_without_a_pending_action_or_another_key(fleet: F
 def test_a_settlement_waits_for_the_document_no_longer_than_it_was_told(fleet: Fleet) -> None:
     key, look = waiting_for_proof(fleet)
     taken = DocumentLock(fleet.directory / LOCK, clock=fleet.clock, whoami=own_identity(), command="test")
-    handle = taken.acquire(0, still=lambda: None)
+    lock = taken.acquire(0, still=lambda: None)
     try:
         with pytest.raises(LockBusy):
             fleet.sender.settle(1, key, look)
     finally:
-        handle.close()
+        lock.handle.close()
     assert fleet.sender.settle(1, key, look) is not None
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from controller.clock import FakeClock
 from controller.model.errors import DocumentMissing, LockBusy, LockReentered, LockUnusable, NotOurs, SlotBusy
-from controller.store import disk, locks
+from controller.store import locks
 from controller.store.file import FileStore
 from tests.store import kit
 
@@ -144,7 +144,7 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     paths: list[Path] = []
     real = locks.open_lock
 
-    def open_and_remove(path: Path) -> disk.Handle:
+    def open_and_remove(path: Path) -> locks.LockFile:
         handle = real(path)
         if path not in paths:
             paths.append(path)
