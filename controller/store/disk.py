@@ -21,6 +21,7 @@ PRIVATE: Final = 0o600
 PRIVATE_DIRECTORY: Final = 0o700
 TEMPORARY: Final = ".controller.json.tmp-"
 """What a document is called while it is being written. A journal beside one may be that of a write that was killed."""
+_PAGE: Final = 1 << 12
 SETTLED_NS: Final = 20_000_000
 """How old a change time must be before an equal one proves that nothing was written since: clocks of inodes are
 coarse.
@@ -216,11 +217,12 @@ def read_behind(fd: int, last: bytes, offset: int, chunk: int) -> bytes:
     if first == last or first == last + b"\0":
         return last
     parts: list[bytes] = []
-    while part := os.pread(fd, chunk, offset):
+    size = len(last) + _PAGE
+    while part := os.pread(fd, size, offset):
         parts.append(part)
         if part.endswith(b"\0"):
             break
-        offset += len(part)
+        offset, size = offset + len(part), chunk
     return b"".join(parts)
 
 

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 _AHEAD: Final = 1 << 20
 """How much space is taken for a journal at once, from the second line on that a process appends."""
 
-_RENEWED: Final = 1 << 16
-"""How much of the end of a journal is written once more before it is built upon by a process that did not write it."""
 _held: dict[tuple[int, int], tuple[int, int]] = {}
 """State directories held by this process, by inode so that no spelling of a path hides one, with (pid, thread)."""
 _suspect: set[tuple[int, int]] = set()
@@ -114,7 +112,7 @@ class FileStore(StateDirectory):
                 where=self.where,
                 next="use the hold that is open; this is a bug of the program that asked",
             )
-        lock = self.lock.acquire(timeout, still=lambda: self.usable(founding=founding))
+        lock = self.lock.acquire(timeout, still=lambda: self.usable(founding=founding), meanwhile=self._read_along)
         _held[directory] = registered
         hold = FileHold(self, lock, directory)
         try:
@@ -127,6 +125,14 @@ class FileStore(StateDirectory):
             lock.handle.close()
         if hold.committed and self.latest is not None and checkpoint.outgrown(self.latest):
             self.fold()
+
+    def _read_along(self) -> None:
+        """While others commit: what was read before the lock is had need not be read while they wait for it.
+
+        The hold looks again at all that counts; so nothing that goes wrong here is of interest.
+        """
+        with suppress(ControllerError, OSError):
+            self.current(follow=False)
 
     def fold(self) -> bool:
         """Write the document anew and begin the next journal, if there is anything to fold in and nobody is at work.
@@ -214,18 +220,24 @@ class FileHold:
                 checkpoint.sweep(self.store.directory, reading)
                 os.fsync(reading.checkpoint.handle.fd)
                 if reading.file is not None:
-                    # Who appended the last lines may have seen a sync of them fail, and could tell nobody.
-                    begin = max(min(reading.begin, reading.end - _RENEWED), 0)
-                    disk.rewrite(reading.file.handle.fd, begin, reading.end)
+                    self._again(reading.file, reading)
                     os.fsync(reading.file.handle.fd)
                 disk.sync_directory(self.store.directory)
             elif reading.file is not None and known.end != reading.end:
-                disk.rewrite(reading.file.handle.fd, min(known.end, reading.begin), reading.end)
+                self._again(reading.file, reading)
                 os.fdatasync(reading.file.handle.fd)
         except OSError as error:
             raise self.uncertain(error) from error
         self.store.durable = reading
         return reading
+
+    @staticmethod
+    def _again(file: JournalFile, reading: Reading) -> None:
+        """Write the last line once more: who appended it may have seen a sync of it fail, and could tell nobody.
+
+        Those before it were made durable by whoever appended behind them.
+        """
+        disk.rewrite(file.handle.fd, reading.begin, reading.end)
 
     def _renew(self, reading: Reading) -> None:
         """The journal that is to be closed, written once more; and what was undone behind it cannot come back."""

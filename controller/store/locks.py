@@ -42,6 +42,7 @@ _DOUBT: Final = b"!"
 _POLL: Final = 0.005
 _POLL_LATE: Final = 0.001
 _LATE: Final = 0.050
+_LOOK: Final = 0.010
 _SHOWN_AFTER: Final = 1.0
 
 
@@ -90,15 +91,17 @@ class DocumentLock:
         self.waited: tuple[float, str] | None = None
         """While it is waited for: since when on the monotonic clock, and who holds it, for whoever shows that."""
 
-    def acquire(self, timeout: float, *, still: Callable[[], object]) -> LockFile:
+    def acquire(
+        self, timeout: float, *, still: Callable[[], object], meanwhile: Callable[[], object] = lambda: None
+    ) -> LockFile:
         """The lock, on the file that its path names now; closing the handle releases it.
 
         Contention is waited for, up to *timeout* seconds (LockBusy); anything else is raised at once (LockUnusable,
         NotOurs). *still* must raise when the directory is no longer one to lock; it is called when the lock file was
-        replaced.
+        replaced. *meanwhile* is called now and then while it is waited for.
         """
         lock_descriptor = _locking()
-        started = self._clock.monotonic()
+        started = looked = self._clock.monotonic()
         lock = open_lock(self._path)
         while True:
             try:
@@ -121,6 +124,9 @@ class DocumentLock:
             else:
                 if self.waited is None and now - started >= _SHOWN_AFTER:
                     self.waited = started, self._holder(lock.fd)
+                if now - looked >= _LOOK:
+                    meanwhile()
+                    looked = now = self._clock.monotonic()
                 # Jitter from the digits of the clock that differ between processes anyway.
                 jitter = (now * 1e6 + self._whoami.pid * 0.618) % 1.0
                 pause = _POLL_LATE if now - started >= _LATE else _POLL * (0.5 + jitter)
