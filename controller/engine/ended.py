@@ -6,7 +6,7 @@ Not promised: that what ended first may be forgotten; `retention` decides that.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
@@ -59,6 +59,10 @@ class Ended:
     def _counts(self, entry: Entry) -> bool:
         place = self._places.get(entry[2])
         return place is not None and place[1] == entry[3]
+
+    def among(self, names: Iterable[str], queue: str) -> int:
+        """How many of *names* are of the queue."""
+        return sum((place := self._places.get(name)) is not None and place[0] == queue for name in names)
 
     def oldest(self, queue: str, limit: int, *, most: int = 0, before: int = 0, kept: Container[str] = ()) -> list[str]:
         """Up to *limit* of the queue that are more than *most*, or ended at *before* or earlier: earliest end first.

@@ -6,7 +6,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from controller.engine import leases
-from controller.engine.queue import cancel, submit
+from controller.engine.queue import cancel, retry, submit
 from controller.engine.retention import AT_ONCE
 from controller.engine.submission import Submission
 from controller.engine.upkeep import tidy
@@ -61,6 +61,16 @@ def test_the_oldest_beyond_the_number_to_keep_are_forgotten() -> None:
     done(host, "one", "two", "three", "four")
     host.submit("next")
     assert list(host.document.finished) == ["three", "four"]
+
+
+def test_what_this_very_commit_sends_back_does_not_count_as_ended() -> None:
+    host = host_that_keeps(retain=2)
+    host.submit("one", "two", "three")
+    process = host.process()
+    for run in leases.claim(process, "a", owner="c", count=3):
+        leases.fail(process, run.id, 1, error="no", reason=Reason.INVALID_PAYLOAD)
+    retry(process, "three")
+    assert list(host.document.runs) == ["one", "two", "three"]
 
 
 def test_another_queue_keeps_its_own_number() -> None:
