@@ -12,7 +12,10 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import suppress
 from typing import Final, Never
+
+import orjson
 
 from controller.model.errors import StrictError
 
@@ -38,6 +41,11 @@ class _Unstrict(Exception):
 
 def strict_loads(data: bytes, *, where: str, depth: int = MAX_DEPTH) -> object:
     """The one JSON value in *data*. Raises StrictError naming what, line and offset; never RecursionError."""
+    if data.count(b"[") + data.count(b"{") <= depth:
+        with suppress(orjson.JSONDecodeError):
+            value = orjson.loads(data)
+            if orjson.dumps(value) == data:
+                return value  # What was refused, coerced or dropped would not be written as it came.
     if data.startswith(b"\xef\xbb\xbf"):
         raise StrictError("a byte-order mark before the JSON", where=where, offset=0, line=1)
     if not data.strip(b" \t\r\n"):
