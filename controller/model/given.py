@@ -126,9 +126,6 @@ def _asked(run: Run) -> Reason | None:
 
 def _meant(run: Run, trigger: Trigger) -> Reason | None:
     """What a trigger means when its caller gives no reason. A failure and a deferral mean nothing without one."""
-    match trigger:
-        case Trigger.CANCEL_OBSERVED:
-            return _asked(run) or Reason.CANCELLED
-        case Trigger.OPERATOR_RETRY:
-            return Reason.OPERATOR_RETRY
-    return None
+    if trigger is Trigger.CANCEL_OBSERVED:
+        return _asked(run) or Reason.CANCELLED
+    return Reason.OPERATOR_RETRY if trigger is Trigger.OPERATOR_RETRY else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -91,49 +91,27 @@ def next_run(state: RunState, trigger: Trigger, guards: RunGuards) -> Moved[RunS
     return Refused(state, trigger, denied, Why.STALE_LEASE)
 
 
-_ALPHABET: Final = frozenset(
-    {
-        Trigger.CLAIM,
-        Trigger.DEFERRED,
-        Trigger.PROMOTED,
-        Trigger.CANCEL_OBSERVED,
-        Trigger.ALL_STEPS_DONE,
-        Trigger.ATTEMPT_FAILED,
-        Trigger.LEASE_EXPIRED,
-        Trigger.SHUTDOWN_DRAIN,
-        Trigger.OPERATOR_RETRY,
-    }
-)
-
-
 def _decide(state: RunState, trigger: Trigger, guards: RunGuards) -> Moved[RunState] | Refused:
-    match state, trigger:
-        case RunState.QUEUED, Trigger.CLAIM if guards.cancel is not None:
-            return Moved(RunState.CANCELLED, (CancelSteps(guards.cancel), ClearDefer(), Finish(guards.cancel)))
-        case RunState.QUEUED, Trigger.CLAIM if not guards.available:
-            return Refused(state, trigger, RunState.RUNNING, Why.NOT_AVAILABLE)
-        case RunState.QUEUED, Trigger.CLAIM:
-            return Moved(RunState.RUNNING, (MintToken(), TakeLease(), ClearDefer()))
-        case RunState.QUEUED, Trigger.DEFERRED if guards.reason not in DEFER_REASONS:
-            return Refused(state, trigger, RunState.QUEUED, Why.MISSING_DEFER_REASON)
-        case RunState.QUEUED, Trigger.DEFERRED if guards.reason is not None:
-            return Moved(RunState.QUEUED, (CountDeferral(), Defer(guards.reason)))
-        case RunState.QUEUED, Trigger.PROMOTED:
-            return Moved(RunState.QUEUED, (ClearDefer(),))
-        case ((RunState.QUEUED | RunState.RUNNING), Trigger.CANCEL_OBSERVED):
-            return _cancelled(state, trigger, guards)
-        case RunState.RUNNING, Trigger.ALL_STEPS_DONE:
-            return _done(state, trigger, guards)
-        case RunState.RUNNING, Trigger.ATTEMPT_FAILED:
-            return _life_failed(state, trigger, guards)
-        case RunState.RUNNING, Trigger.LEASE_EXPIRED:
-            return _life_lost(state, trigger, guards)
-        case RunState.RUNNING, Trigger.SHUTDOWN_DRAIN:
-            effects = (ReturnSteps(trigger), RevokeLease(), Defer(Reason.REQUEUED_AFTER_SHUTDOWN))
-            return Moved(RunState.QUEUED, effects)
-        case ((RunState.FAILED | RunState.CANCELLED), Trigger.OPERATOR_RETRY):
-            return Moved(RunState.QUEUED, (RenewSteps(), Reopen(), ClearDefer()))
-    return Refused(state, trigger, None, Why.ILLEGAL_TRANSITION)
+    answer = _ANSWERS.get((state, trigger))
+    return Refused(state, trigger, None, Why.ILLEGAL_TRANSITION) if answer is None else answer(state, trigger, guards)
+
+
+def _claimed(state: RunState, trigger: Trigger, guards: RunGuards) -> Moved[RunState] | Refused:
+    if guards.cancel is not None:
+        return Moved(RunState.CANCELLED, (CancelSteps(guards.cancel), ClearDefer(), Finish(guards.cancel)))
+    if not guards.available:
+        return Refused(state, trigger, RunState.RUNNING, Why.NOT_AVAILABLE)
+    return Moved(RunState.RUNNING, (MintToken(), TakeLease(), ClearDefer()))
+
+
+def _deferred(state: RunState, trigger: Trigger, guards: RunGuards) -> Moved[RunState] | Refused:
+    if guards.reason is None or guards.reason not in DEFER_REASONS:
+        return Refused(state, trigger, RunState.QUEUED, Why.MISSING_DEFER_REASON)
+    return Moved(RunState.QUEUED, (CountDeferral(), Defer(guards.reason)))
+
+
+def _promoted(_state: RunState, _trigger: Trigger, _guards: RunGuards) -> Moved[RunState] | Refused:
+    return Moved(RunState.QUEUED, (ClearDefer(),))
 
 
 def _cancelled(state: RunState, trigger: Trigger, guards: RunGuards) -> Moved[RunState] | Refused:
@@ -188,6 +166,33 @@ def _life_lost(state: RunState, trigger: Trigger, guards: RunGuards) -> Moved[Ru
     return Moved(to, (*spent, lost, RevokeLease(), Finish(Reason.CRASHES_EXHAUSTED)))
 
 
+def _given_back(_state: RunState, trigger: Trigger, _guards: RunGuards) -> Moved[RunState] | Refused:
+    effects = (ReturnSteps(trigger), RevokeLease(), Defer(Reason.REQUEUED_AFTER_SHUTDOWN))
+    return Moved(RunState.QUEUED, effects)
+
+
+def _retried(_state: RunState, _trigger: Trigger, _guards: RunGuards) -> Moved[RunState] | Refused:
+    return Moved(RunState.QUEUED, (RenewSteps(), Reopen(), ClearDefer()))
+
+
+_ANSWERS: Final[Mapping[tuple[RunState, Trigger], Callable[[RunState, Trigger, RunGuards], Moved[RunState] | Refused]]]
+_ANSWERS = {
+    (RunState.QUEUED, Trigger.CLAIM): _claimed,
+    (RunState.QUEUED, Trigger.DEFERRED): _deferred,
+    (RunState.QUEUED, Trigger.PROMOTED): _promoted,
+    (RunState.QUEUED, Trigger.CANCEL_OBSERVED): _cancelled,
+    (RunState.RUNNING, Trigger.CANCEL_OBSERVED): _cancelled,
+    (RunState.RUNNING, Trigger.ALL_STEPS_DONE): _done,
+    (RunState.RUNNING, Trigger.ATTEMPT_FAILED): _life_failed,
+    (RunState.RUNNING, Trigger.LEASE_EXPIRED): _life_lost,
+    (RunState.RUNNING, Trigger.SHUTDOWN_DRAIN): _given_back,
+    (RunState.FAILED, Trigger.OPERATOR_RETRY): _retried,
+    (RunState.CANCELLED, Trigger.OPERATOR_RETRY): _retried,
+}
+"""What leads anywhere. Every other trigger is refused in every other state."""
+_ALPHABET: Final = frozenset(trigger for _, trigger in _ANSWERS)
+
+
 def apply_run(history: Iterable[tuple[Trigger, RunGuards]], state: RunState = RunState.QUEUED) -> Folded[RunState]:
     """Fold a history; stop at its first refusal."""
     return fold(next_run, state, history)
@@ -215,21 +220,28 @@ def is_retryable(state: RunState) -> bool:
     return state in (RunState.FAILED, RunState.CANCELLED)
 
 
-def is_report(trigger: Trigger) -> bool:
-    """Only a holder can say it, so it must come with a token: nobody's own authority stands in for one."""
-    return trigger in (
+_REPORTS: Final = frozenset(
+    {
         Trigger.ALL_STEPS_DONE,
         Trigger.ATTEMPT_FAILED,
         Trigger.SHUTDOWN_DRAIN,
         Trigger.STEP_STARTED,
         Trigger.STEP_SUCCEEDED,
         Trigger.STEP_FAILED,
-    )
+    }
+)
+
+
+def is_report(trigger: Trigger) -> bool:
+    """Only a holder can say it, so it must come with a token: nobody's own authority stands in for one."""
+    return trigger in _REPORTS
 
 
 def run_aggregate(steps: Iterable[Step]) -> Aggregate:
     """What *steps* amount to. Skipped counts as success, and no steps are a success."""
     states = {step.state for step in steps}
+    if not states:
+        return Aggregate.SUCCEEDED
     if states & {StepState.PENDING, StepState.RUNNING}:
         return Aggregate.ACTIVE
     if StepState.FAILED in states:
