@@ -63,6 +63,9 @@ class Claim:
     Every report raises LeaseLost when another may have the run, or it is gone.
     """
 
+    _stop: threading.Event
+    """Ends the heartbeats of the block. There is none without a block: to make one takes as long as a claim's rest."""
+
     def __init__(self, controller: Controller, run: Run | None, *, pause: Pause = threading.Event.wait) -> None:
         self.result: Any = UNSET
         """What is kept with the run once it has succeeded: any JSON value."""
@@ -71,7 +74,6 @@ class Claim:
         self._controller = controller
         self._pause = pause
         self._holding = None if run is None else Holding(run)
-        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._process: int | None = None
         self._left = False
@@ -227,6 +229,7 @@ class Claim:
             return self
         if self._thread is not None:
             raise UsageFault("a claim is for one block", where=f"run {self.id}", next="claim again")
+        self._stop = threading.Event()
         try:
             self._begin(self._holding)
         except BaseException as error:

@@ -132,6 +132,7 @@ class Controller:
         """
         store: FileStore | None = self.__dict__.pop("store", None)
         self.__dict__.pop("context", None)
+        self.__dict__.pop("ruled", None)
         if store is not None:
             store.close()
 
@@ -228,11 +229,9 @@ class Controller:
 
     def submit_many(self, submissions: Iterable[Submission]) -> tuple[Run | Tombstone, ...]:
         """Queue several runs in one commit, all or none. `controller.submission` makes what this takes."""
-        from controller.engine.queue import find
+        from controller.engine.queue import submitted
 
-        answers = self.add(submissions)
-        document = self.store.read().document
-        return tuple(find(document, answer.run) for answer in answers)
+        return tuple(run for _, run in submitted(self.ruled, tuple(submissions)))
 
     def add(self, submissions: Iterable[Submission]) -> tuple[Submitted, ...]:
         """As `submit_many`, but answers with each run's id and whether it is new."""
@@ -366,6 +365,7 @@ class Controller:
     def keep_settings(self, settings: Settings) -> None:
         """From now on these are the settings, whatever the file says."""
         self.__dict__["settings"] = settings
+        self.__dict__.pop("ruled", None)
 
     @cached_property
     def store(self) -> FileStore:
@@ -393,7 +393,7 @@ class Controller:
             waiters=Waiters(self.state_dir),
         )
 
-    @property
+    @cached_property
     def ruled(self) -> Context:
         """As `context`, under the settings' policy: for what adds runs, hands them out or forgets them."""
         from msgspec.structs import replace

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final
 
 from controller.model.errors import CancelRequested, LeaseLost
 
@@ -71,18 +72,23 @@ class _Thread:
             self.settle()
 
 
-@contextmanager
-def shielded() -> Iterator[None]:
-    """Nothing is sent to this thread meanwhile; what was to be arrives at the end."""
+def shielded() -> AbstractContextManager[None]:
+    """Nothing is sent to this thread meanwhile; what was to be arrives at the end. For a `with` at once."""
     thread = _here.thread
-    if thread is None or not thread.bodies:
-        yield
-        return
+    return _NO_SHIELD if thread is None or not thread.bodies else _shield(thread)
+
+
+@contextmanager
+def _shield(thread: _Thread) -> Iterator[None]:
     thread.raise_shield()
     try:
         yield
     finally:
         thread.lower_shield()
+
+
+_NO_SHIELD: Final = nullcontext()
+"""Nobody sends anything to a thread without bodies, and no other thread begins one in it."""
 
 
 class Interrupt:

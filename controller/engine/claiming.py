@@ -18,7 +18,7 @@ from math import inf
 from typing import Final, Protocol
 
 from controller.engine import leases, upkeep
-from controller.engine.discovery import finding, is_paused
+from controller.engine.discovery import Finder, is_paused
 from controller.engine.index import Index, Slim
 from controller.engine.queue import Context
 from controller.model.edit import Edit
@@ -156,7 +156,7 @@ def claimable(context: Context, document: Document, queue: str) -> Run | None:
     """The run that a claim would get now. Nothing is changed: the draft that it is found with is thrown away."""
     if is_paused(document.queues.get(queue)):
         return None
-    with finding(context.index(document), context.draft(document), queue) as finder:
+    with Finder(context.index(document), context.draft(document), queue) as finder:
         return finder.next()
 
 

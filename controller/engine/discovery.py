@@ -11,9 +11,8 @@ the claim itself fills.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from heapq import heappop, heappush
-from typing import Final
+from typing import Final, Self
 
 from controller.engine.index import Entry, Index, Line, Permit, Waiting
 from controller.model.edit import Draft
@@ -56,20 +55,11 @@ def _holds(run: Run | None, key: str) -> int:
     return run is not None and run.concurrency_key == key and run.state is RunState.RUNNING
 
 
-@contextmanager
-def finding(index: Index, draft: Draft, queue: str) -> Iterator[Finder]:
-    """A `Finder` for claims in one draft. The index is afterwards as it was: what was claimed is told to it by the
-    edit, once that is committed.
-    """
-    finder = Finder(index, draft, queue)
-    try:
-        yield finder
-    finally:
-        finder.put_back()
-
-
 class Finder:
-    """Hands out the runs of one queue that may be claimed in *draft*, in the order in which they are to be served."""
+    """Hands out the runs of one queue that may be claimed in *draft*, in the order in which they are to be served.
+
+    For a `with`: the index is afterwards as it was. What was claimed is told to it by the edit, once that is committed.
+    """
 
     def __init__(self, index: Index, draft: Draft, queue: str) -> None:
         index.ripen(draft.now)
@@ -132,7 +122,10 @@ class Finder:
             if run is not None and run.state is RunState.QUEUED and run.defer_reason is not Reason.CONCURRENCY:
                 move_run(self._draft, run_id, Trigger.DEFERRED, Given(reason=Reason.CONCURRENCY))
 
-    def put_back(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._by_layer.put_back()
         if self._by_wait is not None:
             self._by_wait.put_back()

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
-from controller.engine.discovery import count_claim, finding, is_paused
+from controller.engine.discovery import Finder, count_claim, is_paused
 from controller.engine.fold import after_backoff, failure_of
 from controller.engine.queue import Context, is_over, live
 from controller.engine.submission import check_bytes, refuse_held
@@ -150,7 +150,7 @@ def take(context: Context, draft: Draft, queue: str, lease: Lease, count: int) -
     taken: list[str] = []
     if is_paused(draft.queues.get(queue)):
         return taken
-    with finding(context.index(draft.document), draft, queue) as finder:
+    with Finder(context.index(draft.document), draft, queue) as finder:
         while len(taken) < count and (run := finder.next()) is not None:
             if move_run(draft, run.id, Trigger.CLAIM, Given(lease=lease)).to is RunState.RUNNING:
                 count_claim(draft, queue)

@@ -85,7 +85,12 @@ class Context(Struct, frozen=True):
 
 
 def submit(context: Context, submissions: Sequence[Submission]) -> tuple[Submitted, ...]:
-    """Add runs in one commit, all or none.
+    """As `submitted`, without the runs."""
+    return tuple(answer for answer, _ in submitted(context, submissions))
+
+
+def submitted(context: Context, submissions: Sequence[Submission]) -> tuple[tuple[Submitted, Run | Tombstone], ...]:
+    """Add runs in one commit, all or none: each answer with the run, or what is left of it, as it was then.
 
     Raises UsageFault (id outside the grammar, nothing to do, steps that `model.graph.misfit` has something against),
     Conflict (an id with other content, a payload alone for the fleet), and what a hold raises.
@@ -95,9 +100,10 @@ def submit(context: Context, submissions: Sequence[Submission]) -> tuple[Submitt
     with context.store.hold(context.lock_timeout) as hold:
         loaded = hold.load()
         draft = context.draft(loaded.document)
-        answers = tuple(_add(context, draft, submission) for submission in submissions)
+        answers = [_add(context, draft, submission) for submission in submissions]
+        told = tuple((answer, _known(draft, answer.run)) for answer in answers)
         context.commit(hold, loaded, draft)
-    return answers
+    return told
 
 
 def _add(context: Context, draft: Draft, submission: Submission) -> Submitted:
@@ -110,7 +116,14 @@ def _add(context: Context, draft: Draft, submission: Submission) -> Submitted:
 
 def find(document: Document, run_id: str) -> Run | Tombstone:
     """The run or what is left of it. Raises NotFound."""
-    found = document.runs.get(run_id) or document.finished.get(run_id)
+    return _found(document.runs.get(run_id) or document.finished.get(run_id), run_id)
+
+
+def _known(draft: Draft, run_id: str) -> Run | Tombstone:
+    return _found(draft.runs.get(run_id) or draft.finished.get(run_id), run_id)
+
+
+def _found(found: Run | Tombstone | None, run_id: str) -> Run | Tombstone:
     if found is None:
         raise NotFound(f"no run {run_id}", next="controller runs")
     return found

@@ -15,7 +15,7 @@ from msgspec import Raw
 from controller.clock import FakeClock
 from controller.engine import leases, queue, upkeep
 from controller.engine.claiming import wakes
-from controller.engine.discovery import finding
+from controller.engine.discovery import Finder
 from controller.engine.index import Index
 from controller.engine.queue import Context
 from controller.engine.submission import Submission
@@ -274,7 +274,7 @@ def claimable(document: Document, name: str, now: int) -> int:
     if known is not None and known.paused:
         return 0
     draft, found = Draft(document, now=now, command="count"), 0
-    with finding(Index(document.runs, "boot"), draft, name) as finder:
+    with Finder(Index(document.runs, "boot"), draft, name) as finder:
         while (run := finder.next()) is not None:
             if move_run(draft, run.id, Trigger.CLAIM, Given(lease=Lease("me", "boot", 1, 1))).to is RunState.RUNNING:
                 found += 1
