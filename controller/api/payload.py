@@ -52,13 +52,19 @@ def _plain(value: object, place: str, depth: int) -> object:
         if not math.isfinite(value):
             raise _refused(f"{float(value)} is not JSON", place)
         return float(value)
-    if isinstance(value, list | tuple | Mapping):
-        if depth == MAX_DEPTH:
-            raise _refused(f"nested deeper than {MAX_DEPTH}", place)
-        if isinstance(value, Mapping):
-            return {_key(key, place): _plain(each, f"{place}.{key}", depth + 1) for key, each in value.items()}
-        return [_plain(each, f"{place}[{n}]", depth + 1) for n, each in enumerate(value)]
+    if isinstance(value, dict) or isinstance(value, Mapping):  # noqa: SIM101 - what a dict is, is told sooner
+        within = _deeper(depth, place)
+        return {_key(key, place): _plain(each, f"{place}.{key}", within) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        within = _deeper(depth, place)
+        return [_plain(each, f"{place}[{n}]", within) for n, each in enumerate(value)]
     raise _refused(f"{type(value).__name__} is not JSON", place)
+
+
+def _deeper(depth: int, place: str) -> int:
+    if depth == MAX_DEPTH:
+        raise _refused(f"nested deeper than {MAX_DEPTH}", place)
+    return depth + 1
 
 
 def _key(key: object, place: str) -> str:

@@ -7,6 +7,7 @@ good ends for one whose run was given to somebody else meanwhile.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -69,8 +70,10 @@ def _judged(context: Context, draft: Draft, report: End, *, again: bool) -> _Fou
     known = repeated(context, draft, report.run, report.token) if again else None
     if known is not None:
         return known
+    run = draft.runs.get(report.run)
     try:
-        with draft.attempt():
+        # Not around every run: each attempt costs what the draft holds, so all of them would its square.
+        with draft.attempt() if run is not None and run.steps else nullcontext():
             held(draft, report.run, report.token)
             end(context, draft, report.run, report.token, report.result)
     except (NotFound, Conflict, TransitionRefused) as refusal:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from heapq import heapify, heappop, heappush, merge
-from typing import Final, NamedTuple
+from typing import Final
+
+from msgspec import Struct
 
 from controller.engine.ended import Ended
 from controller.model.mapping import Records
@@ -50,7 +52,7 @@ def order(run: Run) -> tuple[int, int, str]:
     return LAYERS[run.priority], run.sequence, run.id
 
 
-class _Place(NamedTuple):
+class _Place(Struct, frozen=True, gc=False):
     serial: int
     queue: str
     permit: Permit | None
@@ -142,9 +144,12 @@ class Index:
 
     def first(self, heap: list[Entry]) -> Entry | None:
         """The first entry that still counts; those before it are dropped."""
-        while heap and not self.counts(heap[0]):
+        counts = self.counts
+        while heap:
+            if counts(heap[0]):
+                return heap[0]
             heappop(heap)
-        return heap[0] if heap else None
+        return None
 
     def counts(self, entry: Entry) -> bool:
         place = self._places.get(entry[2])

@@ -80,7 +80,8 @@ class Indexes(local):
 
     def known(self, document: Document) -> Index | None:
         """The index of the document's runs, if there is one already."""
-        return self._latest if self._latest is not None and self._latest.runs is document.runs else None
+        latest = self._latest
+        return latest if latest is not None and latest.runs is document.runs else None
 
     def stones(self, document: Document) -> Stones:
         """The document's tombstones by queue and end."""
@@ -99,8 +100,9 @@ class Indexes(local):
 
     def follow(self, before: Document, edit: Edit, after: Document) -> None:
         """*edit* of *before* was committed as *after*."""
-        if self._latest is not None and self._latest.runs is before.runs:
-            self._latest.follow(edit.runs, after.runs)
+        latest = self._latest
+        if latest is not None and latest.runs is before.runs:
+            latest.follow(edit.runs, after.runs)
         runs, stones = self._contents or (None, None)
         for known in (self._stones, stones):
             if known is not None and known.records is before.finished:

@@ -234,7 +234,7 @@ def held(draft: Draft, run_id: str, token: int) -> Run | None:
 
 
 def end(context: Context, draft: Draft, run_id: str, token: int, result: Raw | UnsetType) -> None:
-    """As `complete`, in a draft; a refusal may leave it half done."""
+    """As `complete`, in a draft. A refusal may leave it half done if the run has steps: else it ends in one move."""
     given = Given(token=token)
     run = draft.runs.get(run_id)
     if run is not None and _is_of(run, token):
@@ -247,11 +247,12 @@ def end(context: Context, draft: Draft, run_id: str, token: int, result: Raw | U
                 move_step(draft, run_id, name, Trigger.STEP_STARTED, given)
             if state in (StepState.PENDING, StepState.RUNNING):
                 move_step(draft, run_id, name, Trigger.STEP_SUCCEEDED, given)
-        skip_unreachable(draft, run_id)
-        run = draft.runs.get(run_id) or run
-        if run_aggregate(run.steps) is Aggregate.FAILED:
-            _fail_life(context, draft, run_id, token, failure_of(run) or "a step failed", Reason.STEP_FAILED)
-            return
+        if run.steps:
+            skip_unreachable(draft, run_id)
+            run = draft.runs.get(run_id) or run
+            if run_aggregate(run.steps) is Aggregate.FAILED:
+                _fail_life(context, draft, run_id, token, failure_of(run) or "a step failed", Reason.STEP_FAILED)
+                return
     move_run(draft, run_id, Trigger.ALL_STEPS_DONE, Given(token=token, result=result))
 
 

@@ -104,7 +104,7 @@ def check(submission: Submission, policy: Policy) -> None:
         raise UsageFault(what, where="--concurrency-key", next="give one without line ends")
     if key and submission.concurrency < 1:
         raise UsageFault("a key lets at least one run", where="--concurrency", next="give a number from 1 up")
-    found = misfit(submission.steps)
+    found = misfit(submission.steps) if submission.steps else None
     if found is not None:
         raise UsageFault(found.what, where=_place(found, submission.steps), next=found.next)
     if not submission.steps and submission.goes_to in policy.queues:

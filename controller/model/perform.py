@@ -261,6 +261,10 @@ class _Scene:
     def run(self, run: Run) -> None:
         self._run, self._changes = run, {}
 
+    def field(self, name: str) -> Any:
+        """One of the run's, with the changes so far."""
+        return self._changes[name] if name in self._changes else getattr(self._run, name)
+
     def change(self, **fields: Any) -> None:
         self._changes |= fields
 
@@ -316,7 +320,7 @@ def _perform(effect: t.AnyEffect, scene: _Scene) -> None:
             _each_step(scene, StepState.RUNNING, trigger, StepGuards(survivable=False, reason=reason))
             _each_step(scene, StepState.PENDING, Trigger.UPSTREAM_FAILED, StepGuards())
         case t.Finish(reason):
-            began = scene.run.started_at or scene.run.created_at
+            began = scene.field("started_at") or scene.field("created_at")
             scene.change(finished_at=max(draft.now, began), reason=reason)
             scene.reason = reason
         case t.Reopen():

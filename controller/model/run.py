@@ -175,8 +175,8 @@ def _retried(_state: RunState, _trigger: Trigger, _guards: RunGuards) -> Moved[R
     return Moved(RunState.QUEUED, (RenewSteps(), Reopen(), ClearDefer()))
 
 
-_ANSWERS: Final[Mapping[tuple[RunState, Trigger], Callable[[RunState, Trigger, RunGuards], Moved[RunState] | Refused]]]
-_ANSWERS = {
+_Answer = Callable[[RunState, Trigger, RunGuards], Moved[RunState] | Refused]
+_ANSWERS: Final[Mapping[tuple[RunState, Trigger], _Answer]] = {
     (RunState.QUEUED, Trigger.CLAIM): _claimed,
     (RunState.QUEUED, Trigger.DEFERRED): _deferred,
     (RunState.QUEUED, Trigger.PROMOTED): _promoted,
