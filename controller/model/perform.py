@@ -272,8 +272,16 @@ class _Scene:
 def _perform(effect: t.AnyEffect, scene: _Scene) -> None:
     draft, given = scene.draft, scene.given
     match effect:
-        case t.KillProcessGroup():
-            pass  # the caller's: see the top of this file
+        # What ends and begins a life comes first: each case that does not match takes its time.
+        case t.RevokeLease():
+            scene.change(worker=None, lease=None)
+            scene.revoked = True
+        case t.Finish(reason):
+            began = scene.field("started_at") or scene.field("created_at")
+            scene.change(finished_at=max(draft.now, began), reason=reason)
+            scene.reason = reason
+        case t.Retire():
+            scene.retired = True
         case t.MintToken():
             scene.change(
                 attempts=scene.run.attempts + 1,
@@ -287,9 +295,11 @@ def _perform(effect: t.AnyEffect, scene: _Scene) -> None:
             )
         case t.TakeLease():
             scene.change(worker=given.worker, lease=given.lease)
-        case t.RevokeLease():
-            scene.change(worker=None, lease=None)
-            scene.revoked = True
+        case t.ClearDefer():
+            since = min(draft.now, waits_since(scene.run)) if scene.to is RunState.QUEUED else None
+            scene.change(available_at=None, longest_ms=None, defer_reason=None, waiting_since=since)
+        case t.KillProcessGroup():
+            pass  # the caller's: see the top of this file
         case t.Defer(reason):
             wait = max(0, given.delay_ms or 0)
             deferred = {"available_at": draft.now + wait, "longest_ms": given.longest_ms if wait else 0}
@@ -299,10 +309,6 @@ def _perform(effect: t.AnyEffect, scene: _Scene) -> None:
             scene.reason = reason
         case t.CountDeferral():
             scene.change(deferrals=scene.run.deferrals + 1)
-        case t.ClearDefer():
-            since = min(draft.now, waits_since(scene.run)) if scene.to is RunState.QUEUED else None
-            cleared = {"available_at": None, "longest_ms": None, "defer_reason": None}
-            scene.change(**cleared, waiting_since=since)
         case t.CountFailure():
             scene.change(failures=scene.run.failures + 1)
         case t.CountCrash():
@@ -319,10 +325,6 @@ def _perform(effect: t.AnyEffect, scene: _Scene) -> None:
         case t.FailSteps(trigger, reason):
             _each_step(scene, StepState.RUNNING, trigger, StepGuards(survivable=False, reason=reason))
             _each_step(scene, StepState.PENDING, Trigger.UPSTREAM_FAILED, StepGuards())
-        case t.Finish(reason):
-            began = scene.field("started_at") or scene.field("created_at")
-            scene.change(finished_at=max(draft.now, began), reason=reason)
-            scene.reason = reason
         case t.Reopen():
             scene.change(
                 failures=0,
@@ -334,8 +336,6 @@ def _perform(effect: t.AnyEffect, scene: _Scene) -> None:
                 reason=None,
                 waiting_since=draft.now,
             )
-        case t.Retire():
-            scene.retired = True
         case t.OpenAttempt():
             attempt = Attempt(len(scene.step.attempts) + 1, draft.now if given.at is None else given.at, given.key)
             attempts = (*scene.step.attempts, attempt)
