@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from benchmarks.measuring import OURS, Broken, Measured, longer, seconds_of, turns
-from controller.engine.discovery import finding
+from controller.engine.discovery import Finder
 from controller.engine.index import Index
 from controller.model.edit import Draft
 from controller.model.records import Document, Priority, Queue, Run, RunState, new_document
@@ -55,7 +55,7 @@ class Waiting:
         return run.id
 
     def find(self) -> None:
-        with finding(self._index, Draft(self._document, now=NOW * 2, command="bench"), QUEUE) as finder:
+        with Finder(self._index, Draft(self._document, now=NOW * 2, command="bench"), QUEUE) as finder:
             self._found = finder.next()
 
     def turn(self) -> None:
