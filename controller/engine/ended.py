@@ -60,6 +60,13 @@ class Ended:
         place = self._places.get(entry[2])
         return place is not None and place[1] == entry[3]
 
+    def is_over(self, queue: str, most: int, before: int) -> bool:
+        """Whether `oldest` would find any."""
+        heap = self._heaps[queue]
+        while not self._counts(heap[0]):
+            heappop(heap)
+        return self.counts[queue] > most or heap[0][0] <= before
+
     def among(self, names: Iterable[str], queue: str) -> int:
         """How many of *names* are of the queue."""
         return sum((place := self._places.get(name)) is not None and place[0] == queue for name in names)

@@ -30,7 +30,7 @@ def prune(
     *stones*, of that document too, and *named* are what is known of it already.
     """
     stones = stones or Stones(draft.document.finished)
-    sources = [stones.ended, *(() if index is None else (index.ended,))]
+    sources = [stones.ended] if index is None else [stones.ended, index.ended]
     over = [(ended, queue) for ended in sources for queue in _over(draft, policy, ended)]
     if not over:
         return
@@ -45,7 +45,12 @@ def prune(
 
 def _over(draft: Draft, policy: Policy, ended: Ended) -> list[str]:
     """Queues whose earliest end is to be forgotten. Nothing but that one is looked at."""
-    return sorted(queue for queue in ended.counts if _oldest(draft, policy, ended, queue, 1))
+    return sorted([queue for queue in ended.counts if _is_over(draft, policy, ended, queue)])
+
+
+def _is_over(draft: Draft, policy: Policy, ended: Ended, queue: str) -> bool:
+    rules = policy.of_queue(queue)
+    return ended.is_over(queue, rules.retain, draft.now - rules.retention_ms)
 
 
 def _of_queue(
