@@ -2,9 +2,9 @@
 
 Times are UTC milliseconds since 1970. Field order is the order in the file. A field at its default is left out of the
 file; an unknown field is refused, never dropped. Nothing here checks a rule that spans records: see `invariants`.
-"""
 
-from __future__ import annotations
+Annotations are no text here, unlike elsewhere: msgspec would have to evaluate each of them whenever a program starts.
+"""
 
 import re
 from collections.abc import Mapping
