@@ -19,7 +19,9 @@ def main() -> int:
         # Start-up makes much and drops nothing: collecting meanwhile is time lost. Commands that stay turn it on again.
         gc.disable()
         _fill_standard_descriptors()
-        _import_msgspec()
+        from controller.cli import libraries
+
+        libraries.load()
         from controller.cli.root import run
 
         code, quick = run(sys.argv[1:])
@@ -31,22 +33,6 @@ def main() -> int:
         # A question leaves nothing behind, and taking the interpreter down costs a quarter of answering it.
         os._exit(code)
     return code
-
-
-def _import_msgspec() -> None:
-    """Import msgspec, and not typing_extensions with it: wherever that is installed, msgspec would load it.
-
-    All that it looks for there is in `typing`, which stands in meanwhile. Loading it is a twentieth of a short command.
-    """
-    if "typing_extensions" in sys.modules:
-        return
-    import typing
-
-    sys.modules["typing_extensions"] = typing
-    try:
-        import msgspec  # noqa: F401 - for whoever imports it next
-    finally:
-        del sys.modules["typing_extensions"]
 
 
 def _fill_standard_descriptors() -> None:
