@@ -10,7 +10,6 @@ is no line: what was being written counts for nothing. Any other ends with its l
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Generator, Iterator, Sequence
@@ -291,6 +290,8 @@ def torn_revision(path: Path) -> int:
 
 def digest_of(path: Path) -> tuple[str, int]:
     """SHA-256 of all bytes of a file, and how many they are. Raises FileNotFoundError, NotOurs, DocumentCorrupt."""
+    import hashlib
+
     seal, offset = hashlib.sha256(), 0
     with reading(path) as fd:
         while data := os.pread(fd, BLOCK, offset):

@@ -18,7 +18,6 @@ The schema gate comes before anything typed, so a newer document is refused as n
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -39,6 +38,7 @@ from controller.model.records import (
     Event,
     Trouble,
 )
+from controller.store.digests import sha256
 
 BY_SLOT: Final = ("workers", "pending_actions", "slots")
 
@@ -145,6 +145,8 @@ def _has_new_json(record: Struct, before: Struct | None, names: Sequence[str]) -
 
 def encode(document: Document, journal: Named | None = None) -> bytes:
     """The sealed bytes of *document*, a checkpoint that names *journal*. What nobody touched is as it came."""
+    import hashlib
+
     parts: list[bytes | memoryview] = [b"{"]
     header = ("schema", "fleet", "lineage", "epoch", "revision", "counters", "draining", "pending_action")
     parts += [b'"%b":%b,\n' % (name.encode(), _ENCODER.encode(getattr(document, name))) for name in header]
@@ -220,7 +222,7 @@ def _seal(data: bytes) -> str | None:
     if found is None:
         return None
     digest = found[1].decode()
-    return digest if hashlib.sha256(memoryview(data)[: found.start()]).hexdigest() == digest else None
+    return digest if sha256(len(data))(memoryview(data)[: found.start()]).hexdigest() == digest else None
 
 
 def _strict(data: bytes, where: str) -> dict[str, Any]:

@@ -15,9 +15,8 @@ null means that a record left. A file may end in zeros, space that was taken ahe
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from msgspec import Raw, Struct, field
 from controller.model.errors import DocumentCorrupt, DocumentForeign
 from controller.model.records import Counters, Document, Event, Trouble
 from controller.store.codec import Named, line_of
+from controller.store.digests import sha256
 
 FORMAT: Final = 1
 PREFIX: Final = "journal-"
@@ -114,6 +114,8 @@ def parse_name(name: str) -> tuple[int, int] | None:
 
 def sealed(content: bytes) -> tuple[bytes, str]:
     """The line of *content*, which is an object without its last brace; and its digest."""
+    import hashlib
+
     digest = hashlib.sha256(content).hexdigest()
     return b'%b,"digest":"%b"}\n' % (content, digest.encode()), digest
 
@@ -167,9 +169,9 @@ def scan(data: bytes, where: str, *, offset: int = 0, previous: str | None = Non
     zeros = data.find(b"\0")
     written = data if zeros < 0 else data[:zeros]
     lines: list[Placed] = []
-    begin = 0
+    begin, digested = 0, sha256(len(written))
     while (newline := written.find(b"\n", begin)) >= 0:
-        line = _line(written[begin:newline], where, offset + begin, first=previous is None)
+        line = _line(written[begin:newline], digested, where, offset + begin, first=previous is None)
         why = _strays(line, previous, revision)
         if why is not None:
             if newline + 1 < len(written):
@@ -197,10 +199,10 @@ def corrupt(what: str, where: str) -> DocumentCorrupt:
     )
 
 
-def _line(data: bytes, where: str, offset: int, *, first: bool) -> Opening | Commit:
+def _line(data: bytes, digested: Callable[[bytes], Any], where: str, offset: int, *, first: bool) -> Opening | Commit:
     seal = _SEAL.fullmatch(data, max(len(data) - _SEAL_SIZE, 0))
     place = f"the line at offset {offset}"
-    if seal is None or hashlib.sha256(data[: seal.start()]).hexdigest().encode() != seal[1]:
+    if seal is None or digested(data[: seal.start()]).hexdigest().encode() != seal[1]:
         raise corrupt(f"{place} is not as it was written: its digest does not match", where)
     try:
         if not first:
