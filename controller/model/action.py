@@ -8,12 +8,10 @@ alike.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
-import orjson
 from msgspec import Raw, Struct
 
 from controller.model.errors import BrokenAction
@@ -64,10 +62,14 @@ class CancelRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 def canonical(content: object) -> bytes:
     """Canonical JSON bytes of plain values. Key order, float spelling and locale never change them."""
+    import orjson
+
     return orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
 
 
 def digest(content: object) -> str:
+    import hashlib
+
     return hashlib.sha256(canonical(content)).hexdigest()
 
 
@@ -121,6 +123,8 @@ def step_key(lineage: str, run: Run, step: str) -> str:
 
 def key_of(raw: Raw | bytes) -> str:
     """The key that these bytes derive, whatever key they carry. Raises BrokenAction when they are not an object."""
+    import orjson
+
     try:
         content = orjson.loads(bytes(raw))
     except orjson.JSONDecodeError as error:
