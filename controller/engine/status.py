@@ -16,6 +16,7 @@ from controller.engine.lifecycle import waits_for
 from controller.model.action import action_of, decode, key_of
 from controller.model.errors import BrokenAction
 from controller.model.health import BreakerState, breaker_state, retry_at
+from controller.model.mapping import Records
 from controller.model.policy import Breaker, Policy
 from controller.model.process import Liveness
 from controller.model.reason import Reason
@@ -156,6 +157,12 @@ class Integrity(Struct, frozen=True):
         return self.digest != "edited" and self.sentinel != "missing" and self.history in {"ok", "behind"}
 
 
+class _Ended(Struct, frozen=True):
+    """As much of a tombstone as tells how the run ended."""
+
+    state: RunState
+
+
 class Status(Struct, frozen=True):
     """The answer `controller.status/1`. `runs` counts by view, `runs_by_state` and `workers` by state."""
 
@@ -198,7 +205,7 @@ def build(
     document = snapshot.document
     runs = tally(document.runs, now)
     states = Counter(runs.states)
-    states.update(stone.state for stone in document.finished.values())
+    states.update(stone.state for _, stone in Records.of(document.finished).project(_Ended))
     workers = Counter(worker.state for worker in document.workers.values())
     return Status(
         fleet=document.fleet,

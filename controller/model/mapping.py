@@ -201,8 +201,10 @@ class Records(Mapping[K, V]):
                 found = msgspec.json.decode(text, type=_map(source, kind))
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 found = dict(self.pairs())  # which says of the very record what is wrong with it
-            yield from found.items()
-            return
+            return iter(found.items())
+        return self._projected(kind)
+
+    def _projected(self, kind: type[S]) -> Iterator[tuple[K, V | S]]:
         decode = msgspec.json.Decoder(kind).decode
         for key, entry in self.raw_items():
             try:

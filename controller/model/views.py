@@ -49,16 +49,19 @@ def tally(runs: Mapping[str, Run], now: int) -> Tally:
 
 def tallied(runs: Sequence[Run | Outline], now: int) -> Tally:
     """Count *runs*."""
-    states = Counter(map(attrgetter("state"), runs))
-    queued = [run for run in runs if run.state is RunState.QUEUED]
-    due = [run for run in queued if run.available_at is None or not is_deferred(run, now)]
+    states, queued = Counter(map(attrgetter("state"), runs)), RunState.QUEUED
+    due = [
+        waits_since(run)
+        for run in runs
+        if run.state is queued and (run.available_at is None or not is_deferred(run, now))
+    ]
     views = {
         View.PENDING: len(due),
-        View.SCHEDULED: len(queued) - len(due),
+        View.SCHEDULED: states[queued] - len(due),
         View.ACTIVE: states[RunState.RUNNING],
         View.DEAD: states[RunState.FAILED],
     }
-    return Tally(states, views, min(map(waits_since, due), default=None))
+    return Tally(states, views, min(due, default=None))
 
 
 def holds(worker: Worker, run: Run | None) -> bool:

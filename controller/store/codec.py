@@ -250,11 +250,12 @@ def _schema(data: bytes, where: str) -> int:
 def _lazily(data: bytes, where: str) -> _Sealed | None:
     """Sealed *data* with its sections left as they are; None when it is not laid out as `encode` does it.
 
-    A line that is only a brace ends a section, since records are on one line each: so none has to be looked at.
+    A line that is only a brace ends a section, since records are on one line each: so none has to be looked at. The
+    end is looked for backwards, where the next section begins: it is the first that may be large.
     """
     begin = data.find(b'\n"runs":{') + 1
     place, sections = begin, {}
-    for name in MAPS:
+    for name, behind in zip(MAPS, (*tuple(MAPS)[1:], "troubles"), strict=True):
         head = b'"%b":{' % name.encode()
         if not place or not data.startswith(head, place):
             return None
@@ -262,7 +263,7 @@ def _lazily(data: bytes, where: str) -> _Sealed | None:
         if data.startswith(b"{},\n", opened):
             sections[name], place = memoryview(b""), opened + 4
         else:
-            closed = data.find(b"\n},\n", opened)
+            closed = data.rfind(b'\n},\n"%b":' % behind.encode(), opened)
             if closed < 0:
                 return None
             sections[name], place = memoryview(data)[opened : closed + 2], closed + 4
