@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -44,24 +43,31 @@ class Tally(NamedTuple):
 
 def tally(runs: Mapping[str, Run], now: int) -> Tally:
     """Count *runs*, none of which is decoded whole for it."""
-    return tallied([run for _, run in Records.of(runs).project(Outline)], now)
+    return tallied((run for _, run in Records.of(runs).project(Outline)), now)
 
 
-def tallied(runs: Sequence[Run | Outline], now: int) -> Tally:
-    """Count *runs*."""
-    states, queued = Counter(map(attrgetter("state"), runs)), RunState.QUEUED
-    due = [
-        waits_since(run)
-        for run in runs
-        if run.state is queued and (run.available_at is None or not is_deferred(run, now))
-    ]
+def tallied(runs: Iterable[Run | Outline], now: int) -> Tally:
+    """Count *runs*. None of them is kept: there may be many."""
+    states: Counter[RunState] = Counter()
+    queued, due, later, oldest = RunState.QUEUED, 0, 0, None
+    for run in runs:
+        if run.state is not queued:
+            states[run.state] += 1
+        elif run.available_at is not None and is_deferred(run, now):
+            later += 1
+        else:
+            due += 1
+            since = waits_since(run)
+            if oldest is None or since < oldest:
+                oldest = since
+    states[queued] = due + later
     views = {
-        View.PENDING: len(due),
-        View.SCHEDULED: states[queued] - len(due),
+        View.PENDING: due,
+        View.SCHEDULED: later,
         View.ACTIVE: states[RunState.RUNNING],
         View.DEAD: states[RunState.FAILED],
     }
-    return Tally(states, views, min(due, default=None))
+    return Tally(states, views, oldest)
 
 
 def holds(worker: Worker, run: Run | None) -> bool:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw, Struct
 
+from controller.model import mapping
 from controller.model.mapping import Records, Source
 
 
@@ -170,6 +171,39 @@ def test_a_projection_has_the_wanted_fields_in_order_and_keeps_nothing(touch: bo
     assert told == ([("k-1", 11), ("k-2", 2), ("k-3", 3), ("k-9", 9)] if touch else [(f"k-{n}", n) for n in range(4)])
     assert len(decoder.decoded) == touch
     assert bool(records.untouched) is not touch
+
+
+def large(count: int) -> dict[str, Item]:
+    """Items of several portions, of which one is longer than a portion, with text that looks like an end of a line."""
+    return {f"k-{n}": Item(n, '},\n{"x":' * (20_000 if n == 700 else 20)) for n in range(count)}
+
+
+def on_lines(items: Mapping[str, Item]) -> bytes:
+    return b"{\n%b\n}" % b",\n".join(b"%b:%b" % (ENCODE(key), ENCODE(item)) for key, item in items.items())
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [on_lines, ENCODE, lambda items: msgspec.json.format(ENCODE(items), indent=1)],
+    ids=["ours", "one", "many"],
+)
+def test_a_projection_of_many_has_each_once_however_they_are_laid_out(
+    layout: Callable[[Mapping[str, Item]], bytes],
+) -> None:
+    items = large(1500)
+    text = layout(items)
+    assert len(text) > 8 * mapping._PORTION
+    records: Records[str, Item] = Records.lazy(Source(Decoder(), str, memoryview(text)))
+    assert [(key, each.n) for key, each in records.project(Count)] == [(key, item.n) for key, item in items.items()]
+
+
+def test_a_projection_tells_of_a_wrong_record_behind_many_what_is_wrong_with_it() -> None:
+    text = on_lines(large(1500)).replace(b'"k-1400":{"n":1400', b'"k-1400":{"n":"x"')
+    records: Records[str, Item] = Records.lazy(Source(Decoder(), str, text))
+    told: list[str] = []
+    with pytest.raises(msgspec.ValidationError, match="Expected `int`, got `str`"):
+        told.extend(key for key, _ in records.project(Count))
+    assert told == [f"k-{n}" for n in range(1400)]
 
 
 def test_a_record_that_is_none_is_told_by_whoever_decodes_it_and_the_others_are_there() -> None:
