@@ -37,6 +37,7 @@ Where the design left a choice, it was made so:
   somebody something;
 - by default history is kept by size, not by age: how long ago something happened does not say whether anybody still
   asks, but a disk that the past has filled stops the present;
+- answers are written by msgspec, which every command has loaded, and canonical bytes by orjson, which only few need;
 - a look is not compared by wall clock with the last send: the commit of a send changes its slot, and a look speaks of a
   slot only if it was asked for after that. So a clock that was set strands no proof;
 - the loop applies several answers in one commit, each checked for its own scope: the commits of one process would wait

@@ -2,7 +2,7 @@
 
 `hashlib` loads OpenSSL when it is imported, which takes longer than all that a reader of a small document computes
 itself. What the interpreter brings along needs several times as long for each byte, and is there at once. `random` of
-the standard library does the same.
+the standard library does the same. Whoever commits has loaded it, and digests with it from then on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FEW: Final = 1 << 16
 
 def sha256(size: int) -> Callable[[bytes | memoryview], Any]:
     """What digests bytes as `hashlib.sha256` does, where *size* of them are to be digested in all."""
-    if size <= FEW:
+    if size <= FEW and "hashlib" not in sys.modules:
         with suppress(ImportError):  # a Python may be built without it, so that OpenSSL alone digests
             return _own()
     import hashlib
