@@ -3,7 +3,8 @@ directory.
 
 The line to the supervisor is an `Ask`; its answer to `mutate` and `hello` is an outcome of the provider protocol.
 After `watch` the supervisor sends a line, the `SeenStep`, for each end that no action has settled yet, and then for
-each end as it happens.
+each end as it happens. The answer to an execute waits a moment for the end of its step; one that it told is told to
+those who watch a little later, unless an action has settled it by then.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -24,7 +24,7 @@ from msgspec import Struct
 from controller.clock import Clock, SystemClock
 from controller.model.action import Action, ExecuteRequest, verify
 from controller.model.errors import BrokenAction
-from controller.model.inventory import Seen, StepSeen
+from controller.model.inventory import Seen, SeenStep, StepSeen
 from controller.model.records import ActionType
 from controller.provider.local.exchange import LONGEST_LINE, Ask, Op
 from controller.provider.local.fence import answer, cancel_request, cancel_what_does_not_run, seen, settled
@@ -44,10 +44,14 @@ _LOCK_CHECK: Final = 2.0
 _TERM_GRACE: Final = 5.0
 _SOON_MS: Final = 100
 _LATER_MS: Final = 1_000
+_SHORT_STEP: Final = 0.02
+"""How long the answer to an execute waits for the end of its step: one message and one commit tell both then."""
+_LATE: Final = 0.25
+"""When an end that an answer told is told to those who watch, too, should no action have settled it by then."""
 
 
 class Waiting(Struct):
-    """A request whose answer is `pending` so far."""
+    """A request whose answer is not final so far: `pending`, or a step that may end in a moment."""
 
     action: Action
     ask: Ask
@@ -70,6 +74,14 @@ class Connection:
             return False
 
 
+class Late(Struct):
+    """An end that went out with an answer, and who watched when it did."""
+
+    end: SeenStep
+    at: float
+    watchers: Sequence[Connection]
+
+
 class Supervisor:
     """Runs in the worker's directory, which is its working directory."""
 
@@ -83,6 +95,8 @@ class Supervisor:
         self._connections: dict[int, Connection] = {}
         self._running: Running | None = None
         self._not_recorded_until = 0.0
+        self._short_until = 0.0
+        self._late: list[Late] = []
         self._stopping = False
         self._going_dark = False
         self._stop_grace = _TERM_GRACE
@@ -139,6 +153,9 @@ class Supervisor:
         now = self._clock.monotonic()
         times = [self._lock_checked + _LOCK_CHECK]
         times += [held.waiting.until for held in self._connections.values() if held.waiting is not None]
+        times += [late.at for late in self._late]
+        if self._short_until > now:
+            times.append(self._short_until)
         if self._running is not None and (due := self._running.due_at(now)) is not None:
             times.append(due)
         if self._not_recorded_until > now:
@@ -154,6 +171,7 @@ class Supervisor:
             if not is_lock_of(LOCK_DESCRIPTOR, "."):
                 # The directory was removed or replaced: nobody can reach this process any more, nor read its memory.
                 self._stopping = self._memory.broken = True
+        self._tell_late(now)
         step = self._running
         if step is None:
             if self._stopping and self._going_dark:
@@ -187,9 +205,24 @@ class Supervisor:
             self._stopping = True
         step.reap(end, now)
         if not self._memory.broken:
-            for connection in list(self._connections.values()):
-                if connection.watches and not connection.send(end):
-                    self._drop(connection)
+            asked = [held.waiting.action for held in self._connections.values() if held.waiting is not None]
+            watchers = [connection for connection in self._connections.values() if connection.watches]
+            if any(action.idempotency_key == step.key for action in asked):
+                self._late.append(Late(end, now + _LATE, watchers))
+            else:
+                self._tell(end, watchers)
+
+    def _tell(self, end: SeenStep, watchers: Sequence[Connection]) -> None:
+        for connection in watchers:
+            if connection in self._connections.values() and not connection.send(end):
+                self._drop(connection)
+
+    def _tell_late(self, now: float) -> None:
+        late = [each for each in self._late if each.end.idempotency_key in self._memory.unsettled]
+        self._late = [each for each in late if now < each.at]
+        for each in late:
+            if now >= each.at:
+                self._tell(each.end, each.watchers)
 
     def _record_dark(self) -> None:
         if self._memory.dark == self._worker.generation:
@@ -253,10 +286,20 @@ class Supervisor:
 
     def _answer(self, connection: Connection, waiting: Waiting) -> bool:
         outcome = self._mutate(waiting.action, waiting.ask)
-        if isinstance(outcome, Pending) and self._clock.monotonic() < waiting.until:
+        if self._clock.monotonic() < self._may_change_until(outcome, waiting):
             return True
         connection.waiting = None
         return connection.send(outcome) and connection.watches
+
+    def _may_change_until(self, outcome: Outcome, waiting: Waiting) -> float:
+        """Until when the answer may wait for something better than *outcome*."""
+        match outcome:
+            case Pending():
+                return waiting.until
+            case Done(step=SeenStep(state=StepSeen.RUNNING)):
+                return min(waiting.until, self._short_until)
+            case _:
+                return 0.0
 
     # Actions
 
@@ -306,6 +349,7 @@ class Supervisor:
             log.finish()
             raise
         process.release()
+        self._short_until = now + _SHORT_STEP
         timeout_at = None if request.timeout_ms is None else now + request.timeout_ms / 1000
         self._running = Running(
             action.idempotency_key, command, process, log, timeout_at=timeout_at, grace=request.kill_grace_ms / 1000
