@@ -21,17 +21,19 @@ class Waiting:
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
-        self._settled = threading.Event()
+        # A lock that is released once: an event would make another for each, and take both.
+        self._settled = threading.Lock()
+        self._settled.acquire()
         self._sent: Sent | None = None
 
     def settle(self, sent: Sent | None) -> None:
         """*sent* None: it was not applied, and its sender shall do it alone."""
         self._sent = sent
-        self._settled.set()
+        self._settled.release()
 
     def result(self) -> Sent | None:
-        self._settled.wait()
-        return self._sent
+        with self._settled:
+            return self._sent
 
 
 class Gather:

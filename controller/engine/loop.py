@@ -15,8 +15,9 @@ are kept apart by the locks alone.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -32,6 +33,7 @@ from controller.engine.reconcile import SHORTEST_WAIT, Reconciler, turns
 from controller.engine.report import Report
 from controller.engine.threads import begun
 from controller.engine.upkeep import tidy
+from controller.model.action import action_of
 from controller.model.errors import (
     Busy,
     ControllerError,
@@ -101,6 +103,8 @@ class Loop:
         self._told: dict[tuple[str, str], float] = {}
         # What is out, and what came back of it.
         self._flying: dict[Future[Sent | None], int] = {}
+        self._landings: deque[tuple[str, Future[Sent | None]]] = deque()
+        self._followed: set[str] = set()
         self._again: dict[int, float] = {}
         self._ends: dict[str, Pushed] = {}
         self._look: Look | None = None
@@ -141,6 +145,7 @@ class Loop:
             self._say()
             if self._is_ending:
                 self._gather.close()
+                self._hear()
                 if not self._flying:
                     return
             self._rest()
@@ -237,14 +242,21 @@ class Loop:
         self._planned = document
         index = self.reconciler.sender.context.index(document)
         self._due_at = next_due(document, self.reconciler.ground.policy, began, index)
-        # An end that came before the answer to its execute is folded once that is applied.
-        waits = document.pending_actions
-        self._ends = {key: end for key, end in self._ends.items() if end.slot in waits}
+        self._ends = {key: end for key, end in self._ends.items() if _may_be_folded(document, end)}
+        for each in waiting:
+            self._follow(each.result())
         self._report.add_plan(plan)
         if look is not None:
             self.reconciler.tell_retained(self._report, document, look, plan)
-        self._send([(parked.slot, parked.key, waits.get(parked.slot)) for parked in plan.parks])
+        self._send([(parked.slot, parked.key, document.pending_actions.get(parked.slot)) for parked in plan.parks])
         return document
+
+    def _follow(self, sent: Sent | None) -> None:
+        """The plan that applied an answer has seen what follows from it: its sender has nothing to tell any more."""
+        if sent is not None and sent.settled:
+            self._followed.add(sent.key)
+            self.reconciler.collect(self._report, sent.slot, lambda: sent)
+            self._look_soon()
 
     def _replay(self, document: Document) -> None:
         """Send again what is due, in slot order. What others parked a moment ago, they are about to send."""
@@ -258,12 +270,10 @@ class Loop:
             for slot, entry in document.pending_actions.items()
         }
         self._again.clear()
-        due = self.reconciler.due(ignore_not_before=False, document=document)
-        self._send([(n, key, None) for n, key in due if n not in self._flying.values() and self._may_replay(n, now)])
-
-    def _may_replay(self, slot: int, now: float) -> bool:
-        known = (self._known or {}).get(slot)
-        return known is not None and now >= known.at
+        may = {slot for slot, known in self._known.items() if now >= known.at}.difference(self._flying.values())
+        if may:
+            due = self.reconciler.due(ignore_not_before=False, document=document)
+            self._send([(slot, key, None) for slot, key in due if slot in may])
 
     def _send(self, sends: Sequence[Send]) -> None:
         for (slot, key, parked), (turn, following) in zip(sends, turns(len(sends)), strict=True):
@@ -272,27 +282,41 @@ class Loop:
             send = partial(self.reconciler.in_turn, slot, key, parked, turn, following)
             flight = begun(self._senders, partial(self._fly, before, send), then=following.set)
             self._flying[flight] = slot
-            flight.add_done_callback(lambda landed: self._inbox.put(partial(self._landed, landed)))
+            flight.add_done_callback(partial(self._land, key))
 
     @staticmethod
     def _fly(before: Sequence[Future[Sent | None]], send: Callable[[], Sent | None]) -> Sent | None:
-        wait(before)
+        for flight in before:
+            flight.exception()  # once it is over, however it ended
         return send()
+
+    def _land(self, key: str, flight: Future[Sent | None]) -> None:
+        """In the sender's thread. It wakes nobody when all that is left to do is to forget the flight."""
+        self._landings.append((key, flight))
+        if self._is_ending or flight.exception() is not None or key not in self._followed:
+            self._inbox.put(lambda: None)
 
     # What is heard
 
-    def _landed(self, flight: Future[Sent | None]) -> None:
+    def _landed(self, key: str, flight: Future[Sent | None]) -> None:
         slot = self._flying.pop(flight)
+        if key in self._followed:
+            self._followed.remove(key)
+            if flight.exception() is None:
+                return
         report = Report()
         self.reconciler.collect(report, slot, flight.result)
         hindered = report.busy or report.errors or any(sent.unsaved is not None for sent in report.sent)
-        now = self._clock.monotonic()
-        self._again[slot] = now + (_LATER if hindered else 0.0)
-        if self._silent and report.sent:
-            # Only a look tells what comes of it: soon, for a short step, and ever later for a long one.
-            self._pause = min(_SOONEST_LOOK, self.interval)
-            self._look_at = min(self._look_at, now + self._pause)
+        self._again[slot] = self._clock.monotonic() + (_LATER if hindered else 0.0)
+        if report.sent:
+            self._look_soon()
         self._report.add(report)
+
+    def _look_soon(self) -> None:
+        """Where only a look tells what comes of a send: soon, for a short step, and ever later for a long one."""
+        if self._silent:
+            self._pause = min(_SOONEST_LOOK, self.interval)
+            self._look_at = min(self._look_at, self._clock.monotonic() + self._pause)
 
     def _looked(self, asked: Future[tuple[Look | None, ControllerError | None]]) -> None:
         self._looking = False
@@ -325,7 +349,9 @@ class Loop:
         self._hear()
 
     def _hear(self) -> None:
-        """Every message that came so far."""
+        """Every flight that landed, and every message that came so far."""
+        while self._landings:
+            self._landed(*self._landings.popleft())
         with suppress(Empty):
             while True:
                 self._inbox.get_nowait()()
@@ -376,3 +402,12 @@ class Loop:
             if news.look or not news.ends:
                 # A provider that says at once, each time, that something may have changed is not asked without end.
                 ended.wait(max(0.0, began + SHORTEST_WAIT - self._clock.monotonic()))
+
+
+def _may_be_folded(document: Document, end: Pushed) -> bool:
+    """Whether the end waits for its slot: for the answer to its own execute, or to what was asked after that."""
+    entry, worker = document.pending_actions.get(end.slot), document.workers.get(end.slot)
+    key = end.step.idempotency_key
+    if entry is None:
+        return False
+    return action_of(entry).idempotency_key == key or (worker is not None and key in worker.accepted)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Event
 from typing import TypeVar
 
 from controller.model.errors import Exhausted
@@ -21,18 +20,18 @@ def begun(pool: ThreadPoolExecutor, work: Callable[[], T], *, then: Callable[[],
     *then* is called at its end, or at once. The pool keeps what it found no thread for, and would do it at some later
     time, when nobody waits for it any more: then it fails the same way.
     """
-    given_up = Event()
+    given_up = False
     none = Exhausted("no thread could be started to ask the provider", next="run it again; see `ulimit -u`")
 
     def unless_given_up() -> T:
-        if given_up.is_set():
+        if given_up:
             raise none
         return work()
 
     try:
         future = pool.submit(unless_given_up)
     except RuntimeError:
-        given_up.set()
+        given_up = True
         future = Future()
         future.set_exception(none)
     future.add_done_callback(lambda _: then())

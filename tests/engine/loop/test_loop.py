@@ -38,6 +38,28 @@ def test_it_serves_what_is_submitted_while_it_runs_from_one_look(fleet: Fleet) -
     assert serving.troubles == []
 
 
+def test_an_end_that_was_folded_is_forgotten_though_its_slot_is_busy(fleet: Fleet) -> None:
+    runs = [f"r{number}" for number in range(30)]
+    fleet.submit(*runs)
+    serving, kept = Serving(fleet), [0]
+
+    def over() -> bool:
+        kept.append(len(serving.loop._ends))
+        return serving.succeeded(*runs)()
+
+    serving.serve(iter([over]))
+    assert max(kept) <= 3, "at most one for each slot"
+
+
+def test_every_send_is_told_once_whoever_applied_its_answer(fleet: Fleet) -> None:
+    runs = [f"r{number}" for number in range(30)]
+    fleet.submit(*runs)
+    serving = Serving(fleet)
+    serving.serve(iter([serving.succeeded(*runs)]))
+    told = sorted(sent.key for report in serving.reports for sent in report.sent)
+    assert told == sorted(str(key) for _, _, key in fleet.provider.sends())
+
+
 def test_a_pushed_end_is_folded_and_the_next_run_begun_without_a_look(endless: Fleet) -> None:
     fleet, serving = endless, Serving(endless)
     fleet.policy = replace(fleet.policy, slots=1)
