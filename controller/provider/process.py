@@ -23,6 +23,7 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+@cache
 def pid_namespace() -> str:
     return os.readlink("/proc/self/ns/pid")
 

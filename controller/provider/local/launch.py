@@ -75,7 +75,7 @@ def launch(command: Command) -> Launch:
         start = partial(_execute, _likely(programs), programs, argv, env)
         pid = os.fork()
         if pid == 0:
-            _become(start, command.cwd, output_end, status_end, gate_end, (output, status, gate))
+            _become(start, command.cwd, output_end, status_end, gate_end, gate)
         for descriptor in (output_end, status_end, gate_end):
             os.close(descriptor)
             opened.remove(descriptor)
@@ -118,15 +118,12 @@ def _environment(command: Command) -> dict[bytes, bytes]:
     return {os.fsencode(name): os.fsencode(value) for name, value in command.env.items()}
 
 
-def _become(
-    start: Callable[[], None], cwd: str, output: int, status: int, gate: int, others: tuple[int, ...]
-) -> NoReturn:
+def _become(start: Callable[[], None], cwd: str, output: int, status: int, gate: int, opener: int) -> NoReturn:
     """In the forked process: reach the gate, then turn into the command, or say why not. Never returns."""
     doing = b"start"
     try:
         signal.set_wakeup_fd(-1)
-        for descriptor in others:
-            os.close(descriptor)
+        os.close(opener)  # or the gate would never read its end
         os.setsid()
         os.umask(_UMASK)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -138,7 +135,7 @@ def _become(
         doing = b"chdir"
         os.chdir(cwd)
         doing = b"exec"
-        start()  # the descriptors left close themselves here
+        start()  # every other descriptor closes itself here
     except OSError as error:
         os.write(status, b"%s %d" % (doing, error.errno or errno.EINVAL))
     except BaseException:  # noqa: BLE001 - two processes must never go on from here
@@ -149,8 +146,13 @@ def _become(
 
 def _execute(likely: bytes, programs: Sequence[bytes], argv: list[bytes], env: dict[bytes, bytes]) -> None:
     """Turn into the first of *programs* that can be run. Raises OSError: what was against the first that is there."""
-    with suppress(OSError, ValueError):
+    try:
         os.execve(likely, argv, env)
+    except (OSError, ValueError):
+        _execute_first(programs, argv, env)
+
+
+def _execute_first(programs: Sequence[bytes], argv: list[bytes], env: dict[bytes, bytes]) -> None:
     failure: OSError | None = None
     missing = OSError(errno.ENOENT, "")
     for program in programs:
