@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Raw, Struct, UnsetType, structs
 
 from controller.model.action import verify
-from controller.model.edit import MAPS
 from controller.model.errors import BrokenAction, EditedOutside, HistoryAhead, InvariantBroken
 from controller.model.invariants import AT_REST, against_history, violations
 from controller.model.records import Document, Event, PendingAction
@@ -108,7 +107,9 @@ def _newer(reading: Reading) -> tuple[str, ...]:
         data = disk.read_all(reading.file.handle.fd)
     lines = [each.line for each in journal.scan(data[: reading.end], str(reading.file.path)).lines]
     commits = [line for line in lines if isinstance(line, journal.Commit)]
-    return tuple(dict.fromkeys(f"{name}.{key}" for line in commits for name in MAPS for key in getattr(line, name)))
+    return tuple(
+        dict.fromkeys(f"{name}.{key}" for line in commits for name, changes in line.sections() for key in changes)
+    )
 
 
 def _known(store: FileStore, reading: Reading) -> int | None:

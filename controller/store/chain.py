@@ -23,7 +23,7 @@ from msgspec import Struct
 from controller.model.errors import DocumentCorrupt
 from controller.model.records import Event
 from controller.store import disk
-from controller.store.journal import Opening, Placed, Scanned, corrupt, scan
+from controller.store.journal import Opening, Placed, Scanned, corrupt, scan, unpadded
 from controller.store.segments import Kind, Segment
 
 CHECKPOINT: Final = "controller.json"
@@ -170,7 +170,7 @@ def lines(path: Path, after: End | None, *, offset: int = 0, last: bool) -> Iter
                 # A line that follows nothing may be the last one, of whoever wrote beside us, and no other.
                 if stop.fork is not None and b"\n" in piece.partition(b"\0")[0]:
                     raise corrupt(f"the line at offset {stop.end} {stop.fork}, and others come behind it", where)
-                if not last and piece.strip(b"\0"):
+                if not last and unpadded(piece):
                     raise corrupt(f"something stands behind the zeros at offset {stop.end}", where)
                 continue
             opens = piece.startswith(_OPENS)
@@ -243,7 +243,7 @@ def mentions(path: Path, subject: str | None) -> Generator[Event, None, End]:
             for begin, stop in _lines_of(data, subject):
                 line = _decoded(_SAID, data[begin:stop], f"the line at offset {offset + begin}", where)
                 yield from (event for event in line.events if subject in (None, event.subject))
-            written = data.rstrip(b"\0")
+            written = unpadded(data)
             if written:
                 tail, end = written[written.rfind(b"\n", 0, -1) + 1 :], offset + len(written)
     if not tail.endswith(b"\n"):
@@ -310,7 +310,7 @@ def last_line(path: Path) -> tuple[bytes, int]:
         data = b""
         while end and not data:
             begin = max(end - _SMALL, 0)
-            data = os.pread(fd, end - begin, begin).rstrip(b"\0")
+            data = unpadded(os.pread(fd, end - begin, begin))
             end = begin + len(data)
         if not data.endswith(b"\n"):
             return b"", end

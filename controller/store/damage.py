@@ -17,6 +17,7 @@ from msgspec import Struct
 from controller.model.errors import DocumentFault
 from controller.model.records import Event
 from controller.store import chain, copies, disk, segments
+from controller.store.journal import unpadded
 
 DAMAGED: Final = "backup-damaged-"
 """What was set aside is called so: a sign that a fleet was here, and no part of its history."""
@@ -85,7 +86,7 @@ def cut(directory: Path, name: str, offset: int, *, now: int) -> Path | None:
     path = directory / name
     with disk.storing(path):
         handle = disk.Handle(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
-        behind = disk.read_all(handle.fd)[offset:].rstrip(b"\0")
+        behind = unpadded(disk.read_all(handle.fd)[offset:])
         if not behind:
             return None
         kept = copies.keep(directory, f"torn-{name.removesuffix('.jsonl')}-{offset}", "", behind, now=now)

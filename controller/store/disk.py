@@ -222,7 +222,7 @@ def read_behind(fd: int, last: bytes, offset: int, chunk: int) -> bytes:
         parts.append(part)
         if part.endswith(b"\0"):
             break
-        offset, size = offset + len(part), chunk
+        offset, size = offset + len(part), min(4 * size, chunk)
     return b"".join(parts)
 
 

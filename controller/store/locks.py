@@ -42,7 +42,7 @@ _DOUBT: Final = b"!"
 _POLL: Final = 0.005
 _POLL_LATE: Final = 0.001
 _LATE: Final = 0.050
-_LOOK: Final = 0.010
+_LOOK: Final = 0.025
 _SHOWN_AFTER: Final = 1.0
 
 

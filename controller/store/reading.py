@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Raw, Struct, structs
 
-from controller.model.edit import MAPS
 from controller.model.mapping import Records
 from controller.model.records import MAX_TROUBLES, Document
 from controller.store import codec, disk, journal
@@ -246,7 +246,7 @@ class Reader:
             raise disk.unreadable(file.path, error) from error
         if not data.startswith(seal):
             raise _Moved
-        data = data[len(seal) :].rstrip(b"\0")
+        data = journal.unpadded(data[len(seal) :])
         same = known.file is file and known.checkpoint is checkpoint
         here = known if same else structs.replace(known, checkpoint=checkpoint, file=file)
         if still or not (data or known.torn):
@@ -258,7 +258,7 @@ class Reader:
     @staticmethod
     def _is_still_torn(known: Reading, file: JournalFile) -> bool:
         behind = os.pread(file.handle.fd, len(known.torn) + 1, known.end)
-        return behind.rstrip(b"\0") == known.torn
+        return journal.unpadded(behind) == known.torn
 
     def _whole(self, checkpoint: Checkpoint, named: codec.Named, *, writable: bool) -> Reading:
         file, scanned, _ = self._begun(checkpoint, named, writable=writable)
@@ -340,13 +340,15 @@ def replayed(document: Document, lines: tuple[Placed, ...], where: str) -> Docum
     commits = [each.line for each in lines if isinstance(each.line, Commit)]
     if not commits:
         return document
+    by_section: dict[str, list[Mapping[Any, Raw]]] = {}
+    for line in commits:
+        for name, changes in line.sections():
+            by_section.setdefault(name, []).append(changes)
     changed: dict[str, Any] = {}
-    for name in MAPS:
-        changes = [getattr(line, name) for line in commits if getattr(line, name)]
-        if changes:
-            if name in codec.BY_SLOT:
-                codec.check_slots(name, (slot for each in changes for slot in each), where)
-            changed[name] = _after(Records.of(getattr(document, name)), changes)
+    for name, each in by_section.items():
+        if name in codec.BY_SLOT:
+            codec.check_slots(name, chain.from_iterable(each), where)
+        changed[name] = _after(Records.of(getattr(document, name)), each)
     counters = [line.counters for line in commits if line.counters is not None]
     draining = [line.draining for line in commits if line.draining is not None]
     troubles = [trouble for line in commits for trouble in line.troubles]

@@ -36,7 +36,9 @@ def test_a_document_whose_digest_nobody_checks(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_journal_whose_digests_nobody_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def believed(data: bytes, where: str, offset: int, *, first: bool) -> journal.Opening | journal.Commit:
+    def believed(
+        data: bytes, digested: object, where: str, offset: int, *, first: bool
+    ) -> journal.Opening | journal.Commit:
         kind: Any = journal.Opening if first else journal.Commit
         try:
             line: journal.Opening | journal.Commit = msgspec.json.decode(data, type=kind)

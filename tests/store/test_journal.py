@@ -257,3 +257,9 @@ def test_damage_in_the_middle_is_named_with_file_and_offset_and_left_alone(direc
             attempt()
         assert refusal.value.where == str(path)
     assert kit.snapshot_of(directory) == before
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from([b"\0", b"\0\0\0", b"a", b"\n"]), max_size=8).map(b"".join))
+def test_space_taken_ahead_is_left_out_and_nothing_else(data: bytes) -> None:
+    assert journal.unpadded(data) == data.rstrip(b"\0")
