@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Final
@@ -178,11 +178,8 @@ class FileHold:
 
     def reading(self) -> Reading:
         """What stands there, unjudged. Raises DocumentFault."""
-        return self.store.current(follow=False, now_ns=self._now_ns, writable=True)
-
-    def _now_ns(self) -> int:
-        """When the lock file was signed: by the kernel's clock, which stamps the document too."""
-        return os.fstat(self._lock.fd).st_ctime_ns
+        now_ns = partial(self.store.lock.stamped, self._lock)
+        return self.store.current(follow=False, now_ns=now_ns, writable=True)
 
     def _judge(self, reading: Reading) -> None:
         where = str(self.store.path)

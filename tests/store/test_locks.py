@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -293,6 +294,28 @@ def test_no_descriptor_of_the_store_is_inherited(store: FileStore, directory: Pa
         argv = [sys.executable, "-c", listing]
         found = subprocess.run(argv, capture_output=True, text=True, check=True, close_fds=False).stdout
     assert str(directory) not in found
+
+
+def test_the_note_says_who_holds_it_since_which_second_and_is_written_when_that_changes(directory: Path) -> None:
+    clock = FakeClock(1_700_000_000_300)
+    ours, theirs = kit.opened(directory, clock=clock), kit.opened(directory, clock=clock, command="other")
+    path = directory / "controller.lock"
+
+    def noted(store: FileStore) -> tuple[str, int, int]:
+        """By whom, since when, and when it was written, after a hold of *store*."""
+        with store.hold(1):
+            pass
+        note = json.loads(path.read_bytes().partition(b"\n")[0])
+        return note["command"], note["since"], path.stat().st_mtime_ns
+
+    first = noted(ours)
+    assert first[:2] == ("test", 1_700_000_000_300)
+    clock.advance(0.5)
+    assert noted(ours) == first
+    assert noted(theirs)[:2] == ("other", 1_700_000_000_800)
+    assert noted(ours)[:2] == ("test", 1_700_000_000_300)
+    clock.advance(0.5)
+    assert noted(ours)[:2] == ("test", 1_700_000_001_300)
 
 
 def test_a_note_of_garbage_is_tolerated(store: FileStore, directory: Path) -> None:
