@@ -45,6 +45,9 @@ class FakeClock:
         return self._monotonic
 
     def sleep(self, seconds: float) -> None:
+        """Raises ValueError for a negative number, as the system does."""
+        if seconds < 0:
+            raise ValueError(f"nobody can sleep {seconds} seconds")
         self.advance(seconds)
 
     def advance(self, seconds: float) -> None:

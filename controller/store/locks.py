@@ -44,6 +44,8 @@ _POLL_LATE: Final = 0.001
 _LATE: Final = 0.050
 _LOOK: Final = 0.025
 _SHOWN_AFTER: Final = 1.0
+_OFTEN: Final = 32
+"""After so many notes a process counts as one that takes the lock again and again."""
 
 
 class _Holder(Struct, frozen=True):
@@ -67,13 +69,17 @@ def _locking() -> Callable[..., bool]:
 
 
 class LockFile:
-    """A lock file, open: `inode` is what it is, whatever its path names by now. Without the handle it is unlocked."""
+    """A lock file, open: `inode` is what it is, whatever its path names by now. Without the handle it is unlocked.
 
-    __slots__ = ("handle", "inode")
+    `signed`: its note was written since.
+    """
+
+    __slots__ = ("handle", "inode", "signed")
 
     def __init__(self, handle: disk.Handle, inode: tuple[int, int]) -> None:
         self.handle = handle
         self.inode = inode
+        self.signed = False
 
     @property
     def fd(self) -> int:
@@ -90,7 +96,8 @@ class DocumentLock:
         self._command = command
         self.waited: tuple[float, str] | None = None
         """While it is waited for: since when on the monotonic clock, and who holds it, for whoever shows that."""
-        self._since = -1000
+        self._since = 0
+        self._signed = 0
         self._note = b""
 
     def acquire(
@@ -113,7 +120,7 @@ class DocumentLock:
                 raise unusable(self._path, error) from error
             if taken and ours:
                 self.waited = None
-                self._sign(lock.fd)
+                self._sign(lock)
                 return lock
             now = self._clock.monotonic()
             if not ours:
@@ -132,7 +139,7 @@ class DocumentLock:
                 # Jitter from the digits of the clock that differ between processes anyway.
                 jitter = (now * 1e6 + self._whoami.pid * 0.618) % 1.0
                 pause = _POLL_LATE if now - started >= _LATE else _POLL * (0.5 + jitter)
-                self._clock.sleep(min(pause, started + timeout - now))
+                self._clock.sleep(max(0.0, min(pause, started + timeout - now)))
 
     @staticmethod
     def is_doubted(lock: LockFile) -> bool:
@@ -148,28 +155,36 @@ class DocumentLock:
         with suppress(OSError):
             os.pwrite(lock.fd, _DOUBT if doubted else b"\0", _DOUBT_AT)
 
-    def _sign(self, fd: int) -> None:
+    def _sign(self, lock: LockFile) -> None:
         """Say who holds it, and since which second. Best effort on a full disk.
 
-        What says so already is left alone: a write changes the times of the file, and with those to write as well the
-        sync of the commit that follows takes half as long again.
+        Whoever takes it again and again leaves alone what says so already: a write changes the times of the file, and
+        with those to write as well the sync of the commit that follows takes half as long again. A short command always
+        writes, so that what it asks of the system depends on no clock.
         """
         now = self._clock.now_ms()
-        if now // 1000 != self._since // 1000:
+        if self._signed < _OFTEN or now // 1000 != self._since // 1000:
             self._since = now
             self._note = msgspec.json.encode(_Holder(self._whoami.pid, self._command, now)) + b"\n"
-        with suppress(OSError):
-            if os.pread(fd, len(self._note), 0) != self._note:
-                self._write(fd)
+            self._write(lock)
+        else:
+            with suppress(OSError):
+                if os.pread(lock.fd, len(self._note), 0) != self._note:
+                    self._write(lock)
 
-    def _write(self, fd: int) -> None:
+    def _write(self, lock: LockFile) -> None:
         """Without truncating, so a reader finds the old note or the new one."""
-        os.pwrite(fd, self._note, 0)
+        self._signed += 1
+        lock.signed = True
+        with suppress(OSError):
+            os.pwrite(lock.fd, self._note, 0)
 
     def stamped(self, lock: LockFile) -> int:
-        """The time by the kernel's clock, which stamps the document too, in ns; an earlier one if the disk is full."""
-        with suppress(OSError):
-            self._write(lock.fd)
+        """When this hold began or later, by the kernel's clock, which stamps the document too, in ns. Earlier if the
+        disk is full.
+        """
+        if not lock.signed:
+            self._write(lock)
         return os.fstat(lock.fd).st_ctime_ns
 
     @staticmethod

@@ -58,6 +58,18 @@ def test_a_damaged_document_does_not_end_the_wait_and_is_told_to_who_has_the_loc
     assert isinstance(refused(waiter), DocumentCorrupt)
 
 
+def test_a_wait_whose_time_is_over_while_it_reads_is_over(store: FileStore) -> None:
+    class Slow(FakeClock):
+        """On which each look at the document takes a minute."""
+
+        def now_ms(self) -> int:
+            self.advance(60)
+            return super().now_ms()
+
+    with store.hold(5):
+        assert isinstance(refused(kit.opened(store.directory, clock=Slow())), LockBusy)
+
+
 def test_a_line_that_was_read_and_then_undone_is_not_built_upon(store: FileStore) -> None:
     waiter = kit.opened(store.directory, clock=FakeClock())
     journal = kit.journal_of(store.directory)
