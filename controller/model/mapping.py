@@ -58,7 +58,8 @@ def _portions(text: bytes | memoryview) -> Iterator[bytes]:
         if cut < 0:
             size *= 2
             continue
-        yield b"{%b}" % portion[:cut]
+        # Nothing behind a comma: cut apart it would pass.
+        yield b"{%b}" % portion[:cut] if begin == 1 or portion.strip() else b""
         begin += cut + 1
 
 

@@ -67,14 +67,22 @@ class StateDirectory:
         )
 
     def current(
-        self, *, follow: bool = True, now_ns: Callable[[], int] | None = None, writable: bool = False
+        self,
+        *,
+        follow: bool = True,
+        now_ns: Callable[[], int] | None = None,
+        writable: bool = False,
+        hasty: bool = False,
     ) -> Reading:
-        """What stands there now; only what is new is read. *now_ns*: a clock that is better than ours.
+        """What stands there now; only what is new is read. *now_ns*: a clock that is better than ours. *hasty*: a
+        document that was edited counts as corrupt, since going through one takes long.
 
         Raises DocumentFault.
         """
         try:
-            reading = self._reader.read(self.latest, now_ns=now_ns or self._now_ns, follow=follow, writable=writable)
+            reading = self._reader.read(
+                self.latest, now_ns=now_ns or self._now_ns, follow=follow, writable=writable, hasty=hasty
+            )
         except (FileNotFoundError, NotADirectoryError) as error:
             raise missing(self.directory) from error
         self.latest = reading

@@ -123,7 +123,8 @@ class FileStore(StateDirectory):
             if _held.get(directory) == registered:
                 del _held[directory]
             lock.handle.close()
-        if hold.committed and self.latest is not None and checkpoint.outgrown(self.latest):
+        latest = self.latest  # once: another thread may forget it meanwhile
+        if hold.committed and latest is not None and checkpoint.outgrown(latest):
             self.fold()
 
     def _read_along(self) -> None:
@@ -132,7 +133,7 @@ class FileStore(StateDirectory):
         The hold looks again at all that counts; so nothing that goes wrong here is of interest.
         """
         with suppress(ControllerError, OSError):
-            self.current(follow=False)
+            self.current(follow=False, hasty=True)
 
     def fold(self) -> bool:
         """Write the document anew and begin the next journal, if there is anything to fold in and nobody is at work.
@@ -148,7 +149,8 @@ class FileStore(StateDirectory):
 
     def close(self) -> None:
         """The end of a process that goes well: fold what it committed, while that is cheap."""
-        if self._unfolded and self.latest is not None and checkpoint.is_small(self.latest):
+        latest = self.latest
+        if self._unfolded and latest is not None and checkpoint.is_small(latest):
             self._unfolded = False
             self.fold()
 

@@ -110,7 +110,8 @@ class DocumentLock:
         replaced. *meanwhile* is called now and then while it is waited for.
         """
         lock_descriptor = _locking()
-        started = looked = self._clock.monotonic()
+        started = self._clock.monotonic()
+        due = started + _LOOK
         lock = open_lock(self._path)
         while True:
             try:
@@ -133,9 +134,10 @@ class DocumentLock:
             else:
                 if self.waited is None and now - started >= _SHOWN_AFTER:
                     self.waited = started, self._holder(lock.fd)
-                if now - looked >= _LOOK:
+                if now >= due:
                     meanwhile()
-                    looked = now = self._clock.monotonic()
+                    before, now = now, self._clock.monotonic()
+                    due = now + max(_LOOK, now - before)  # whatever it meets, the lock is asked for as long again
                 # Jitter from the digits of the clock that differ between processes anyway.
                 jitter = (now * 1e6 + self._whoami.pid * 0.618) % 1.0
                 pause = _POLL_LATE if now - started >= _LATE else _POLL * (0.5 + jitter)

@@ -144,27 +144,36 @@ class Reader:
         self.path = path
         self.past = past
 
-    def read(self, known: Reading | None, *, now_ns: Callable[[], int], follow: bool, writable: bool) -> Reading:
+    def read(
+        self,
+        known: Reading | None,
+        *,
+        now_ns: Callable[[], int],
+        follow: bool,
+        writable: bool = False,
+        hasty: bool = False,
+    ) -> Reading:
         """What stands there. *now_ns* tells how old a change time is. *writable*: for a holder, who may append.
+        *hasty*: for who has no time to go through a document that was edited.
 
         Raises DocumentFault; FileNotFoundError and NotADirectoryError when there is no document.
         """
         for attempt in range(_ATTEMPTS):
-            checkpoint = self._checkpoint(known, now_ns, follow=follow)
+            checkpoint = self._checkpoint(known, now_ns, follow=follow, hasty=hasty)
             last = attempt == _ATTEMPTS - 1
             try:
                 reading = self._with_journal(checkpoint, known, writable=writable)
+                if known is not None and reading.checkpoint is known.checkpoint:
+                    return reading
+                reading.ahead = self._ahead(reading)
+                if reading.ahead is not None and reading.file is not None:
+                    # Commits, and a fold that has not come to its rename, may have come between the two looks.
+                    reading = self._tail(reading, checkpoint, writable=writable)
             except (_Moved, FileNotFoundError):
                 if last:
                     return self._without(checkpoint)
                 known = None
                 continue
-            if known is not None and reading.checkpoint is known.checkpoint:
-                return reading
-            reading.ahead = self._ahead(reading)
-            if reading.ahead is not None and reading.file is not None:
-                # Commits, and a fold that has not come to its rename, may have come between the two looks.
-                reading = self._tail(reading, checkpoint, writable=writable)
             if self._stands(checkpoint):
                 return reading
             if last:  # whole, if not the latest; and what seems to be ahead of it is what came meanwhile
@@ -183,7 +192,7 @@ class Reader:
         digest = checkpoint.decoded.digest
         return Reading(checkpoint, document, None, digest=digest, revision=document.revision, ahead=ahead)
 
-    def _checkpoint(self, known: Reading | None, now_ns: Callable[[], int], *, follow: bool) -> Checkpoint:
+    def _checkpoint(self, known: Reading | None, now_ns: Callable[[], int], *, follow: bool, hasty: bool) -> Checkpoint:
         old = None if known is None else known.checkpoint
         if old is not None and old.settled and self._stands(old):
             return old
@@ -206,7 +215,8 @@ class Reader:
             return old
         if old is not None and old.data == data:
             return Checkpoint(handle, identity, old.data, old.decoded, settled=settled)
-        return Checkpoint(handle, identity, data, codec.decode(data, str(self.path)), settled=settled)
+        decoded = codec.decode(data, str(self.path), hasty=hasty)
+        return Checkpoint(handle, identity, data, decoded, settled=settled)
 
     def _stands(self, checkpoint: Checkpoint) -> bool:
         try:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec import Raw, Struct
 
 from controller.model import mapping
+from controller.model.errors import DocumentCorrupt
 from controller.model.mapping import Records, Source
 
 
@@ -204,6 +205,14 @@ def test_a_projection_tells_of_a_wrong_record_behind_many_what_is_wrong_with_it(
     with pytest.raises(msgspec.ValidationError, match="Expected `int`, got `str`"):
         told.extend(key for key, _ in records.project(Count))
     assert told == [f"k-{n}" for n in range(1400)]
+
+
+def test_a_projection_refuses_a_comma_with_nothing_behind_it() -> None:
+    item = b'\n"k-1":{"n":1,"text":"%b"},\n'
+    text = b"{%b  \n}" % (item % (b"x" * (mapping._PORTION - len(item % b""))))
+    records: Records[str, Item] = Records.lazy(Source(Decoder(), str, text))
+    with pytest.raises(DocumentCorrupt):
+        list(records.project(Count))
 
 
 def test_a_record_that_is_none_is_told_by_whoever_decodes_it_and_the_others_are_there() -> None:
