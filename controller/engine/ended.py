@@ -6,7 +6,8 @@ Not promised: that what ended first may be forgotten; `retention` decides that.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
@@ -61,22 +62,29 @@ class Ended:
         return place is not None and place[1] == entry[3]
 
     def is_over(self, queue: str, most: int, before: int) -> bool:
-        """Whether `oldest` would find any."""
+        """Whether `oldest` would find any, of none that are kept or leaving."""
         heap = self._heaps[queue]
         while not self._counts(heap[0]):
             heappop(heap)
         return self.counts[queue] > most or heap[0][0] <= before
 
-    def among(self, names: Iterable[str], queue: str) -> int:
-        """How many of *names* are of the queue."""
-        return sum((place := self._places.get(name)) is not None and place[0] == queue for name in names)
-
-    def oldest(self, queue: str, limit: int, *, most: int = 0, before: int = 0, kept: Container[str] = ()) -> list[str]:
+    def oldest(
+        self,
+        queue: str,
+        limit: int,
+        *,
+        most: int = 0,
+        before: int = 0,
+        kept: Container[str] = (),
+        leaving: AbstractSet[str] = frozenset(),
+    ) -> list[str]:
         """Up to *limit* of the queue that are more than *most*, or ended at *before* or earlier: earliest end first.
 
-        Those that are *kept* are passed over: however many they are, they hide nothing behind them.
+        Those that are *kept* are passed over: however many they are, they hide nothing behind them. Those that are
+        *leaving*, of this queue or another, are passed over too, and do not count.
         """
         heap, count = self._heaps.get(queue, []), self.counts.get(queue, 0)
+        count -= sum((place := self._places.get(name)) is not None and place[0] == queue for name in leaving)
         found: list[str] = []
         taken: list[Entry] = []
         while heap and len(found) < limit:
@@ -86,6 +94,8 @@ class Ended:
             if count <= most and heap[0][0] > before:
                 break
             taken.append(heappop(heap))
+            if taken[-1][2] in leaving:
+                continue
             count -= 1
             if taken[-1][2] not in kept:
                 found.append(taken[-1][2])

@@ -42,8 +42,8 @@ def after_backoff(given: Given, draft: Draft, run: Run, attempt: int, policy: Po
     return replace(given, delay_ms=wait, longest_ms=backoff.cap_ms)
 
 
-def accept(draft: Draft, action: Action, seen: SeenStep | None, policy: Policy) -> None:
-    """The worker has durably accepted the step that *action* asked to execute."""
+def accept(draft: Draft, action: Action, seen: SeenStep | None, policy: Policy, *, sent_at: int) -> None:
+    """The worker has durably accepted the step that *action*, last sent at *sent_at*, asked to execute."""
     key = action.idempotency_key
     worker = draft.workers.get(action.slot)
     if worker is None or key in worker.accepted or key in worker.settled:
@@ -54,10 +54,21 @@ def accept(draft: Draft, action: Action, seen: SeenStep | None, policy: Policy) 
     same_life = run is not None and (run.attempts == action.token or action.epoch != draft.document.epoch)
     if run is not None and action.step is not None and holds(worker, run) and same_life:
         if run.cancel_requested_at is None:
-            move_step(draft, run.id, action.step, Trigger.STEP_STARTED, _report(run, key=key))
+            given = replace(_report(run, key=key), at=_started_at(draft, run, seen, sent_at))
+            move_step(draft, run.id, action.step, Trigger.STEP_STARTED, given)
     if seen is not None and not unknowable(seen):
         # Otherwise a look has to say first whether the worker is gone: then its life was lost, and no step failed.
         end_step(draft, action.slot, seen, policy)
+
+
+def _started_at(draft: Draft, run: Run, seen: SeenStep | None, sent_at: int) -> int | None:
+    """When a step began that has ended by now: when it was asked for. None: now, since it runs.
+
+    An attempt that is opened now, however late its answer is applied, would say that its step ended now as well.
+    """
+    if seen is None or seen.ended_at is None:
+        return None
+    return min(draft.now, max(min(sent_at, seen.ended_at), run.started_at or run.created_at))
 
 
 def end_step(draft: Draft, slot: int, seen: SeenStep, policy: Policy, *, killed: bool = False) -> bool:

@@ -222,7 +222,7 @@ def settle(
     match checked(action, outcome) if isinstance(outcome, Done) else outcome:
         case Done() as outcome:
             unpark(draft, slot, action, Reason.DONE)
-            _apply(draft, action, outcome, policy)
+            _apply(draft, action, outcome, policy, sent_at=entry.sent_at or entry.parked_at)
         case Pending(after, reason):
             wait = min(max(after, 0), MAX_RETRY_AFTER_MS)
             keep = replace(entry, not_before=draft.now + wait, unsure=0, last_reason=Reason.PENDING, last_error=None)
@@ -362,7 +362,7 @@ def not_made(draft: Draft, action: Action, reason: Reason, why: str, policy: Pol
         move_run(draft, run.id, Trigger.DEFERRED, given)
 
 
-def _apply(draft: Draft, action: Action, done: Done, policy: Policy) -> None:
+def _apply(draft: Draft, action: Action, done: Done, policy: Policy, *, sent_at: int) -> None:
     slot = action.slot
     known = draft.slots.get(slot)
     if known is not None and known.refusals:
@@ -372,7 +372,7 @@ def _apply(draft: Draft, action: Action, done: Done, policy: Policy) -> None:
         case ActionType.CREATE:
             _apply_create(draft, action, done, worker)
         case ActionType.EXECUTE:
-            fold.accept(draft, action, done.step, policy)
+            fold.accept(draft, action, done.step, policy, sent_at=sent_at)
         case ActionType.CANCEL:
             fold.cancel_done(draft, action, target_of(action), done.step, policy)
         case ActionType.DEALLOCATE if worker is not None:

@@ -57,18 +57,13 @@ def _of_queue(
     draft: Draft, policy: Policy, ended: Ended, queue: str, kept: Container[str]
 ) -> Iterator[Run | Tombstone]:
     """What of the queue is to be forgotten, the earliest ends first, as it stands in the document."""
-    leaving = ended.among((*draft.runs.changes, *draft.finished.changes), queue)
-    for run_id in _oldest(draft, policy, ended, queue, _LOOKED_AT, kept, leaving):
-        run = draft.finished.get(run_id) or draft.runs.get(run_id)
-        if run is not None and run_id not in draft.runs.changes and run_id not in draft.finished.changes:
-            yield run
-
-
-def _oldest(
-    draft: Draft, policy: Policy, ended: Ended, queue: str, limit: int, kept: Container[str] = (), leaving: int = 0
-) -> list[str]:
+    leaving = draft.runs.changes.keys() | draft.finished.changes.keys()
     rules = policy.of_queue(queue)
-    return ended.oldest(queue, limit, most=rules.retain + leaving, before=draft.now - rules.retention_ms, kept=kept)
+    before = draft.now - rules.retention_ms
+    for run_id in ended.oldest(queue, _LOOKED_AT, most=rules.retain, before=before, kept=kept, leaving=leaving):
+        run = draft.finished.get(run_id) or draft.runs.get(run_id)
+        if run is not None:
+            yield run
 
 
 def _hands_over(draft: Draft, run: Run | Tombstone) -> bool:

@@ -28,6 +28,9 @@ def pid_namespace() -> str:
     return os.readlink("/proc/self/ns/pid")
 
 
+os.register_at_fork(after_in_child=pid_namespace.cache_clear)  # a child may be the first of a namespace of its own
+
+
 def _stat(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat from the state on; None if there is no such process. The name may hold anything.
 

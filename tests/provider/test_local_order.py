@@ -20,6 +20,7 @@ from controller.provider.local.launch import Launch
 from controller.provider.local.memory import Settled, Up
 from controller.provider.local.places import Places, WorkerFile, make_worker_directory
 from controller.provider.local.supervisor import Connection, Supervisor
+from controller.provider.process import end_group
 from controller.provider.protocol import Done
 from tests.provider.contract import LINEAGE, until
 
@@ -102,6 +103,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
     supervisor = Supervisor(clock := FakeClock())
     supervisor._memory.append(Up(1, 0))
     ours, theirs = socket.socketpair()
+    ours.settimeout(30)
     with ours, theirs:
         connection = Connection(theirs)
         connection.watches = True
@@ -111,6 +113,9 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
         monkeypatch.setattr(Launch, "release", releasing)
         monkeypatch.setattr(Connection, "send", sending)
         yield asked
+    if supervisor._running is not None:
+        assert end_group(supervisor._running.group, CLOCK)
+        os.waitpid(supervisor._running.group.pid, 0)
     supervisor._listener.close()
     os.close(supervisor._woken)
     os.close(supervisor._wake)

@@ -214,7 +214,7 @@ class Supervisor:
 
     def _tell(self, end: SeenStep, watchers: Sequence[Connection]) -> None:
         for connection in watchers:
-            if connection in self._connections.values() and not connection.send(end):
+            if not connection.send(end):
                 self._drop(connection)
 
     def _tell_late(self, now: float) -> None:
@@ -349,7 +349,8 @@ class Supervisor:
             log.finish()
             raise
         process.release()
-        self._short_until = now + _SHORT_STEP
+        # From here: what the sync took is no time of the step's.
+        self._short_until = self._clock.monotonic() + _SHORT_STEP
         timeout_at = None if request.timeout_ms is None else now + request.timeout_ms / 1000
         self._running = Running(
             action.idempotency_key, command, process, log, timeout_at=timeout_at, grace=request.kill_grace_ms / 1000

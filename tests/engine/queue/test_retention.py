@@ -196,3 +196,16 @@ def test_a_queue_that_keeps_longer_does_not_hide_another_that_does_not() -> None
     for n in range(3):
         host.submit(f"next-{n}")
     assert {stone.queue for stone in host.document.finished.values()} == {"a"}
+
+
+def test_what_this_commit_sends_back_keeps_no_other_that_is_too_many() -> None:
+    """The oldest is retried: of the four that ended three are left, one more than is kept."""
+    host = host_that_keeps(retain=10)
+    host.submit("one", "two", "three", "four")
+    process = host.process()
+    for run in leases.claim(process, "a", owner="c", count=4):
+        leases.fail(process, run.id, 1, error="no", reason=Reason.INVALID_PAYLOAD)
+        host.clock.advance(1)
+    host.policy = policy(a=steady(retain=2))
+    retry(replace(process, policy=host.policy), "one")
+    assert list(host.document.runs) == ["one", "three", "four"]
