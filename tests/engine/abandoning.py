@@ -82,7 +82,7 @@ def plan(fleet: Fleet) -> None:
 def taking_nothing() -> Iterator[None]:
     """Meanwhile the document can take no result: as where another record claims the same resource."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise InvariantBroken("resource-owner: vm vm-1 belongs to the workers of slots 1 and 2")
 
     with pytest.MonkeyPatch.context() as patch:

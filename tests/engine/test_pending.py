@@ -267,7 +267,7 @@ def test_an_apply_that_is_refused_leaves_the_action_parked_and_notes_the_trouble
     from controller.engine import outcomes
     from controller.model.errors import InvariantBroken
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise InvariantBroken("worker.resource: vm-1 belongs to slot 2")
 
     fleet.submit("a")
