@@ -26,13 +26,6 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """Revision 2, with one run, in the first journal."""
-    kit.submit(kit.fleet(tmp_path / "s"), "r-1")
-    return tmp_path / "s"
-
-
-@pytest.fixture
 def reader(directory: Path) -> FileStore:
     """Another process, which has read the document already."""
     store = kit.opened(directory)
